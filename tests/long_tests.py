@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 _BASELINES = ("adbs", "prefill_first", "static_split", "temporal")
 _BESIDE_MUX = ("chunked_prefill", "duetserve", "muxwise")
-_OTHER_SYSTEMS = ("nanoflow", "nexus", "semi_pd", "tropical")
+_OTHER_SYSTEMS = ("bullet", "nanoflow", "nexus", "semi_pd", "tropical")
 # Tests of every policy: on all forms of models and answers, and of its launches.
 _EVERY_FORM = (
     "test_token_identity_of_formats.py::test_engine__any_policy_any_format__same_tokens[",

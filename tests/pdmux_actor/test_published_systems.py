@@ -11,6 +11,7 @@ import pytest
 from engine_rig import PLAIN, LinearLatency, VirtualEngine, make_device, make_request
 
 from pdmux_actor.scheduling.events import Arrival
+from pdmux_actor.scheduling.policies import bullet
 from pdmux_actor.scheduling.policies.semi_pd import moved_share
 
 
@@ -163,3 +164,66 @@ def test_tropical__target_leaves_no_room__layers_and_steps_take_turns():
 
     assert [b - a for a, b in itertools.pairwise(slices)] == [2, 2, 2]
     assert len(engine.tokens_of("decoding")) == 40
+
+
+@pytest.mark.parametrize(
+    ("decode_sms", "least_for_tbt", "most_for_ttft", "moved"),
+    [
+        (4, 2, 6, 4),  # both are met: it stays
+        (4, 6, 7, 6),  # as far as decode needs
+        (4, 1, 2, 2),  # as far as prefill needs
+        (4, 5, 3, 5),  # no share meets both: decode meets its own
+        (4, 9, 3, 7),  # nor can decode: it has all that it can
+    ],
+)
+def test_bullet__border__moves_as_little_as_meets_both_targets(decode_sms, least_for_tbt, most_for_ttft, moved):
+    shares = range(1, 8)
+
+    def meets_tbt(share):
+        return share >= least_for_tbt
+
+    def meets_ttft(share):
+        return share <= most_for_ttft
+
+    assert bullet.moved_share(shares, decode_sms, meets_tbt, meets_ttft) == moved
+
+
+def beside_with_targets(*, tbt_s, ttft_s):
+    """Launches from the long prompt on. It comes at 50 ms, in a step that ends at 54.25: the first prompt took 4.25 ms
+    on 8 SMs and steps take 5. On x SMs it takes 82 / x ms; a step on y beside it, at worst, 1.3 (4 + 8 / y).
+    """
+    events = [
+        (0.0, Arrival(make_request("decoding", prompt_tokens=80, max_tokens=20, tbt_s=tbt_s))),
+        (0.05, Arrival(make_request("long", prompt_tokens=200, max_tokens=2, ttft_s=ttft_s, tbt_s=tbt_s))),
+    ]
+    settings = {"policy": "bullet", "quota_blocks": 600, "num_sms": 8, "latency": ShareLatency()}
+    lines = launches(VirtualEngine(events, **settings).run())
+    first = next(i for i, line in enumerate(lines) if "batch 2" in line)
+    start = max(i for i in range(first) if lines[i].startswith("partition"))
+    return lines[start:]
+
+
+def test_bullet__both_targets_are_met_on_the_first_split__it_stays_and_slices_last_a_step():
+    """At worst 7.8 ms on 4 SMs. The prompt takes 20.5 ms on the others, so two of its four layers outlast a step."""
+    lines = beside_with_targets(tbt_s=0.0082, ttft_s=1.0)
+
+    assert lines[:3] == ["partition prefill 4 decode 4", "decode a x1", "prefill a batch 2 layers [0,2) tokens 0+200"]
+
+
+def test_bullet__first_token_is_due_soon__prefill_gets_what_it_needs():
+    """11.75 ms are left: 82 / 7. A step on the last SM takes at worst 15.6 of 20 ms."""
+    assert beside_with_targets(tbt_s=0.02, ttft_s=0.016)[0] == "partition prefill 7 decode 1"
+
+
+def test_bullet__no_split_meets_both__decode_pauses_within_the_slack_of_its_mean():
+    """Steps of 5 ms have gained 11 * 0.5 ms on a target of 5.5: room for two layers of 10.25 / 4 ms on all SMs. After
+    them 0.375 ms are left, and decode has all that it can.
+    """
+    lines = beside_with_targets(tbt_s=0.0055, ttft_s=0.015)
+
+    assert lines[:4] == [
+        "partition prefill 8 decode 0",
+        "prefill a batch 2 layers [0,2) tokens 0+200",
+        "partition prefill 1 decode 7",
+        "decode a x1",
+    ]
