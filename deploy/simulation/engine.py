@@ -108,6 +108,12 @@ class SimulatedEngine:
     def submit(self, request: GenerateRequest) -> None:
         self.tell(Arrival(request))
 
+    def submit_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Nothing is launched before all of them have come."""
+        for request in requests[:-1]:
+            self._inbox.put(Arrival(request))
+        self.submit(requests[-1])
+
     @property
     def is_busy(self) -> bool:
         """A launch is on a lane."""
