@@ -16,7 +16,7 @@ from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import check_sources, read_text
 from deploy.simulation.papers.experiment_file import ExperimentFile, read_experiment_file
-from deploy.simulation.papers.measurement import RunningCase
+from deploy.simulation.papers.measurement import RunningCase, orderings_of_cases
 from deploy.simulation.workers import Workers
 
 _FOLDER = Path("examples/papers")
@@ -121,7 +121,8 @@ def _figure(
     wall_s = time.perf_counter() - started_s
     console.print(f"{experiment.name}: {experiment.paper}", style="bold")
     console.print(rows_table(results))
-    print_verdict(console, experiment, results)
+    orderings = [*(o for result in results for o in result.orderings), *orderings_of_cases(experiment, results)]
+    print_verdict(console, experiment, results, orderings)
     console.print(f"{wall_s:.0f} s", style="dim")
     return {
         "experiment": experiment.name,
@@ -132,6 +133,6 @@ def _figure(
         "seed": options.seed,
         "wall_s": wall_s,
         "rows": [{**asdict(row), "ratio": row.ratio} for result in results for row in result.rows],
-        "orderings": [asdict(o) for result in results for o in result.orderings],
+        "orderings": [asdict(o) for o in orderings],
         "notes": list(experiment.notes),
     }

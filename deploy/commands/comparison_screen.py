@@ -1,12 +1,14 @@
 """Shows what `muxfleet compare` does: a progress bar, a table of rows, and which orderings hold."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.commands.fitted_table import FittedTable
 from deploy.reports.figure_texts import as_number, as_percent
 from deploy.simulation.papers.experiment_file import ExperimentFile
-from deploy.simulation.papers.measurement import CaseResult
+from deploy.simulation.papers.measurement import CaseResult, Ordering
 
 
 class ComparisonProgress(Progress):
@@ -48,10 +50,11 @@ def rows_table(results: list[CaseResult]) -> FittedTable:
     return table
 
 
-def print_verdict(console: Console, experiment: ExperimentFile, results: list[CaseResult]) -> None:
-    orderings = [o for result in results for o in result.orderings]
+def print_verdict(
+    console: Console, experiment: ExperimentFile, results: list[CaseResult], orderings: Sequence[Ordering]
+) -> None:
     held = sum(o.holds for o in orderings)
-    console.print(f"{held} of {len(orderings)} orderings of systems are as published")
+    console.print(f"{held} of {len(orderings)} orderings are as published")
     for ordering in (o for o in orderings if not o.holds):
         verdict = "a tie here" if ordering.is_tie else "not here"
         console.print(

@@ -26,7 +26,7 @@ def _section(figure: Mapping[str, Any], command: str | None) -> ReportSection:
         command=command,
         texts=(
             *((figure["about"],) if figure.get("about") else ()),
-            f"{len(orderings) - len(missed)} of {len(orderings)} orderings of systems are as published. "
+            f"{len(orderings) - len(missed)} of {len(orderings)} orderings are as published. "
             f"Computed in {figure['wall_s']:.0f} s, seed {figure['seed']}.{quick}",
         ),
         warnings=tuple(_missed(o) for o in missed),

@@ -127,6 +127,7 @@ class ModelStatistics:
     def __init__(self, target: SloTarget | None = None) -> None:
         self.target = target
         self.ttft, self.tbt, self.tpot, self.e2e = Durations(), Durations(), Durations(), Durations()
+        self.ttft_per_token = Durations()  # of the prompt
         self.requests = self.finished = self.rejected = self.failed = self.cut = 0
         self.output_tokens = self.prompt_tokens = 0
         self.attained = self.in_time = self.ttft_attained = 0
@@ -141,6 +142,7 @@ class ModelStatistics:
         self.output_tokens += output_tokens
         gaps = np.asarray(gaps_s, dtype=np.float64)
         self.ttft.add(ttft_s)
+        self.ttft_per_token.add(ttft_s / max(1, prompt_tokens))
         self.tbt.add_all(gaps)
         self.e2e.add(e2e_s)
         if output_tokens > 1:
@@ -159,6 +161,7 @@ class ModelStatistics:
         for mine, theirs in ((self.ttft, other.ttft), (self.tbt, other.tbt), (self.tpot, other.tpot)):
             mine.merge(theirs)
         self.e2e.merge(other.e2e)
+        self.ttft_per_token.merge(other.ttft_per_token)
         self.requests += other.requests
         self.finished += other.finished
         self.rejected += other.rejected

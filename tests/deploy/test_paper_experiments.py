@@ -15,7 +15,7 @@ from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetOutcome
 from deploy.simulation.papers.experiment_file import CaseSection, LengthSection, WorkloadSection, read_experiment_file
-from deploy.simulation.papers.measurement import CaseResult, RunningCase, sustains
+from deploy.simulation.papers.measurement import CaseResult, RunningCase, orderings_of_cases, sustains
 from deploy.simulation.papers.workloads import BLOCK_TOKENS, draw, workload_stream
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
 from deploy.simulation.workers import Workers
@@ -175,3 +175,75 @@ def test_mux__three_models_fill_one_unit__ends_as_many_requests_as_adbs() -> Non
     assert adbs.simulated is not None
     assert mux.simulated is not None
     assert mux.simulated > 0.97 * adbs.simulated
+
+
+def cases_of(*names: str, **changes: object) -> dict[str, object]:
+    """The small experiment once for each of the names."""
+    (case,) = SMALL["cases"]
+    return {**SMALL, "cases": [{**case, "name": name} for name in names], **changes}
+
+
+def order_of(system: str, *cases: str) -> list[dict[str, object]]:
+    return [{"metric": "ttft_mean_s", "system": system, "cases": list(cases)}]
+
+
+def test_case_orders__figures_of_one_system__neighbours_are_compared_and_ties_told(tmp_path: Path) -> None:
+    """At a fiftieth of the rate no prompt waits for another, so first tokens come earlier."""
+    experiment = cases_of("busy", "the same", "idle", case_orders=order_of("split", "busy", "the same", "idle"))
+    cases = experiment["cases"]
+    assert isinstance(cases, list)
+    cases[2]["rates_per_s"] = [0.4]
+    read = read_experiment_file(written(tmp_path, experiment))
+    results = [run_quickly(case) for case in read.cases]
+    orderings = orderings_of_cases(read, results)
+    assert [(o.case, o.better, o.worse, o.holds, o.is_tie) for o in orderings] == [
+        ("split", "busy", "the same", False, True),
+        ("split", "the same", "idle", True, False),
+    ]
+    chosen = read.model_copy(update={"cases": read.cases[:1]})
+    assert orderings_of_cases(chosen, results[:1]) == []
+
+
+def test_case_orders__case_without_the_system__names_those_that_can_be_compared(tmp_path: Path) -> None:
+    experiment = cases_of("busy", "idle", case_orders=order_of("whole", "busy", "lazy"))
+    with pytest.raises(FleetFileError) as failure:
+        read_experiment_file(written(tmp_path, experiment))
+    (line,) = failure.value.problems
+    assert "case_orders[0].cases" in line
+    assert "lazy" in line
+    assert "known: busy, idle" in line
+
+
+LENGTHS = {"mean": 10.0, "max": 20}
+LONGER = {"min": 100, "mean": 150.0, "max": 200}
+
+
+def test_workload__requests_of_another_kind__come_at_their_share_with_lengths_of_their_own() -> None:
+    others = {"share": 0.25, "prompt_tokens": LONGER, "output_tokens": LENGTHS}
+    workload = WorkloadSection.model_validate({"prompt_tokens": LENGTHS, "output_tokens": LONGER, "others": others})
+    stream = workload_stream(workload, {"m": 1.0}, requests=2000, rate_per_s=1.0, seed=0)
+    kinds = [(r.input_tokens >= 100, r.output_tokens <= 20) for r in stream.records()]
+    assert set(kinds) == {(True, True), (False, False)}
+    assert kinds.count((True, True)) == pytest.approx(500, rel=0.1)
+
+
+def test_workload__requests_of_another_kind_beside_sessions__are_refused(tmp_path: Path) -> None:
+    (case,) = SMALL["cases"]
+    others = {"share": 0.5, "prompt_tokens": LENGTHS, "output_tokens": LENGTHS}
+    workload = {**case["workload"], "others": others, "sessions": {"first_tokens": LENGTHS}}
+    with pytest.raises(FleetFileError) as failure:
+        read_experiment_file(written(tmp_path, {**SMALL, "cases": [{**case, "workload": workload}]}))
+    (line,) = failure.value.problems
+    assert "cases[0].workload.others" in line
+    assert "leave out `others` or `sessions`" in line
+
+
+def test_figures__first_token_per_prompt_token_and_partition__are_of_requests_and_samples(tmp_path: Path) -> None:
+    """Of 900 tokens on average a prompt takes some tens of ms. The split is 9 to 1 as long as the engine runs."""
+    (case,) = SMALL["cases"]
+    shown = [{"metric": m, "values": {"split": 0.1}} for m in ("ttft_per_token_p99_s", "prefill_sms_share")]
+    read = read_experiment_file(written(tmp_path, {**SMALL, "cases": [{**case, "published": shown}]}))
+    per_token, share = (row for row in run_quickly(read.cases[0]).rows if row.system == "split")
+    assert per_token.simulated is not None
+    assert 1e-5 < per_token.simulated < 1e-2
+    assert share.simulated == pytest.approx(0.1, abs=0.05)

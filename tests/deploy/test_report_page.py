@@ -87,7 +87,7 @@ def test_compare__all_with_report__one_page_of_every_figure(tmp_path: Path) -> N
     assert [figure["experiment"] for figure in found["figures"]] == ["first", "second"]
     assert fetched(text) == []
     assert text.count("<img ") == 2
-    assert text.count("1 of 1 orderings of systems are as published") == 2
+    assert text.count("1 of 1 orderings are as published") == 2
     assert "a &lt;note&gt;" in text
     again = tmp_path / "again.html"
     run("report", str(again), str(out))

@@ -43,6 +43,15 @@ class SessionsSection(Section):
     """Prompt of a first turn."""
 
 
+class OtherRequestsSection(Section):
+    """Requests of another kind among those of a workload, without sessions."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+    """Of all requests."""
+    prompt_tokens: LengthSection
+    output_tokens: LengthSection
+
+
 class WorkloadSection(Section):
     """Requests with Poisson arrivals."""
 
@@ -52,6 +61,7 @@ class WorkloadSection(Section):
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
     """A system prompt before every prompt, the same for all."""
     sessions: SessionsSection | None = None
+    others: OtherRequestsSection | None = None
     seconds: NonNegativeFloat = 0.0
     """Requests come for at least so long. A queue that grows takes a while to show."""
     requests: PositiveInt = 400
@@ -112,9 +122,11 @@ Metric = Literal[
     "tpot_mean_s",
     "e2e_mean_s",
     "ttft_p99_s",
+    "ttft_per_token_p99_s",
     "tbt_p99_s",
     "slo_share",
     "hot_requests_share",
+    "prefill_sms_share",
 ]
 LOWER_IS_BETTER: frozenset[Metric] = frozenset(
     m for m in get_args(Metric) if m.endswith("_s") and not m.endswith("per_s")
@@ -156,11 +168,20 @@ class CaseSection(Section):
     published: Annotated[tuple[PublishedSection, ...], Field(min_length=1)]
 
 
+class CaseOrderSection(Section):
+    """Cases that the paper orders by a figure of one system, the one with the largest first."""
+
+    metric: Metric
+    system: str
+    cases: Annotated[tuple[str, ...], Field(min_length=2)]
+
+
 class ExperimentFile(Section):
     name: Annotated[str, Field(min_length=1)]
     paper: str
     about: str = ""
     cases: Annotated[tuple[CaseSection, ...], Field(min_length=1)]
+    case_orders: tuple[CaseOrderSection, ...] = ()
     notes: tuple[str, ...] = ()
     """What the simulation leaves out, and why figures differ."""
 
@@ -173,6 +194,7 @@ def read_experiment_file(path: Path) -> ExperimentFile:
     except PydanticValidationError as error:
         raise FleetFileError([p.line(source) for p in problems_of(error, ExperimentFile)]) from error
     problems = [p.line(source) for i, case in enumerate(experiment.cases) for p in _problems(i, case)]
+    problems += [p.line(source) for p in _problems_of_orders(experiment)]
     if problems:
         raise FleetFileError(problems)
     base = path.resolve().parent
@@ -196,7 +218,38 @@ def _problems(index: int, case: CaseSection) -> list[Problem]:
     return [
         *fleet,
         *splits,
+        *_problems_of_workload(index, case.workload),
         *_unknown_systems(index, case, systems),
+    ]
+
+
+def _problems_of_workload(index: int, workload: WorkloadSection) -> list[Problem]:
+    if workload.others is None or workload.sessions is None:
+        return []
+    remedy = "other requests come without sessions; leave out `others` or `sessions`"
+    return [Problem(path=("cases", index, "workload", "others"), value=workload.others.share, remedy=remedy)]
+
+
+def _problems_of_orders(experiment: ExperimentFile) -> list[Problem]:
+    """An order is of cases that have its system and publish, or at least show, its metric."""
+    able = [
+        {
+            case.name
+            for case in experiment.cases
+            if order.system in {s.name for s in case.systems} and order.metric in {p.metric for p in case.published}
+        }
+        for order in experiment.case_orders
+    ]
+    return [
+        Problem(
+            path=("case_orders", place, "cases"),
+            value=name,
+            remedy=f"no case that publishes {order.metric} and has the system {order.system!r}; known: "
+            f"{', '.join(sorted(able[place])) or 'none'}",
+        )
+        for place, order in enumerate(experiment.case_orders)
+        for name in order.cases
+        if name not in able[place]
     ]
 
 

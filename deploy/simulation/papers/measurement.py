@@ -4,16 +4,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
 from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.fleet_modes.split import Split
-from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.fleet_run import FleetOutcome, FleetRun, PartitionSample
 from deploy.simulation.papers.experiment_file import (
     LOWER_IS_BETTER,
     CaseSection,
+    ExperimentFile,
     Metric,
     NeedSection,
     PublishedSection,
@@ -139,7 +140,8 @@ def _stream(case: CaseSection, rate_per_s: float, *, quick: bool, seed: int) -> 
 def _measure(
     case: CaseSection, system: SystemSection, deployed: DeployedFleet, *, quick: bool, seed: int, on_run: OnRun
 ) -> _Measured:
-    options = RunOptions(limits=_TAKES_ALL, gateways=1, window_s=case.window_s)
+    samples = any(published.metric == "prefill_sms_share" for published in case.published)
+    options = RunOptions(limits=_TAKES_ALL, gateways=1, window_s=case.window_s, sample_partitions=samples)
 
     def run_at(rate_per_s: float) -> FleetOutcome:
         on_run(f"{case.name}: {system.name} at {rate_per_s:.3g} requests/s")
@@ -208,11 +210,19 @@ def _metrics(outcome: FleetOutcome | None, *, goodput_per_s: float | None) -> _M
         "e2e_mean_s": figures.e2e_s.mean,
         "tbt_mean_s": figures.gap_per_token_s,
         "ttft_p99_s": total.ttft.percentile_s(99),
+        "ttft_per_token_p99_s": total.ttft_per_token.percentile_s(99),
         "tbt_p99_s": total.tbt.percentile_s(99),
         "slo_share": figures.slo_attainment,
         "hot_requests_share": _of_hottest_fifth([s.requests for s in outcome.models.values()]),
+        "prefill_sms_share": _prefill_share(outcome.partitions),
     }
     return _Measured(metrics=metrics, request_attainment=figures.request_attainment)
+
+
+def _prefill_share(samples: Sequence[PartitionSample]) -> float | None:
+    """The mean share of the SMs that prefill has."""
+    shares = [s.prefill_sms / (s.prefill_sms + s.decode_sms) for s in samples]
+    return sum(shares) / len(shares) if shares else None
 
 
 def _of_hottest_fifth(requests: Sequence[int]) -> float | None:
@@ -250,15 +260,33 @@ def _orderings(rows: Sequence[Row], published: PublishedSection) -> list[Orderin
         if abs(of_a - of_b) > _SAME_SHARE * max(of_a, of_b):
             pairs.append((a, b) if (of_a > of_b) != lower_is_better else (b, a))
     simulated = {row.system: row.simulated for row in rows}
+    return [_ordering(rows[0].case, published.metric, simulated, a, b, lower_first=lower_is_better) for a, b in pairs]
 
-    def compared(better: str, worse: str) -> Ordering:
-        first, second = simulated[better], simulated[worse]
-        holds = is_tie = False
-        if first is not None and second is not None:
-            holds = first < second if lower_is_better else first > second
-            is_tie = abs(first - second) <= _SAME_SHARE * max(first, second)
-        return Ordering(
-            case=rows[0].case, metric=published.metric, better=better, worse=worse, holds=holds, is_tie=is_tie
-        )
 
-    return [compared(a, b) for a, b in pairs]
+def orderings_of_cases(experiment: ExperimentFile, results: Sequence[CaseResult]) -> list[Ordering]:
+    """Returns the orderings of neighbours in `case_orders`, `case` is their system. What was not run is left out."""
+    orderings = []
+    for order in experiment.case_orders:
+        figures = {
+            row.case: row.absolute
+            for result in results
+            for row in result.rows
+            if row.system == order.system and row.metric == order.metric
+        }
+        run = [case for case in order.cases if case in figures]
+        orderings += [
+            _ordering(order.system, order.metric, figures, larger, smaller, lower_first=False)
+            for larger, smaller in pairwise(run)
+        ]
+    return orderings
+
+
+def _ordering(
+    case: str, metric: Metric, figures: Mapping[str, float | None], better: str, worse: str, *, lower_first: bool
+) -> Ordering:
+    first, second = figures[better], figures[worse]
+    holds = is_tie = False
+    if first is not None and second is not None:
+        holds = first < second if lower_first else first > second
+        is_tie = abs(first - second) <= _SAME_SHARE * max(first, second)
+    return Ordering(case=case, metric=metric, better=better, worse=worse, holds=holds, is_tie=is_tie)

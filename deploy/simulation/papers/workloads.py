@@ -54,6 +54,11 @@ _Draft = tuple[int, int, int, bool]  # session, prompt tokens, output tokens, wh
 
 def _single_turns(workload: WorkloadSection, requests: int, rng: np.random.Generator) -> Iterator[_Draft]:
     prompts, outputs = draw(workload.prompt_tokens, requests, rng), draw(workload.output_tokens, requests, rng)
+    others = workload.others
+    if others is not None:
+        is_other = rng.random(requests) < others.share
+        prompts = np.where(is_other, draw(others.prompt_tokens, requests, rng), prompts)
+        outputs = np.where(is_other, draw(others.output_tokens, requests, rng), outputs)
     for session, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
         yield session, int(prompt) + workload.shared_prefix_tokens, int(output), False
 
