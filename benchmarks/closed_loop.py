@@ -71,8 +71,8 @@ GUESSES: Mapping[str, Variant] = {
     "auto": Variant(replan="auto", kv_memory="auto"),
 }
 LEARNING: Mapping[str, Variant] = {
-    "not learning": Variant(replan="auto"),
-    "learning": Variant(replan="auto", learn=True),
+    "not learning": Variant(replan="auto", learn=False),
+    "learning": Variant(replan="auto"),
 }
 # A simulated device reads no weights: this is what messages and tokenizers take.
 _LOADS = LoadTimes(bytes_per_s=1e15, fixed_s=0.3)
@@ -232,6 +232,16 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _settings(options: Namespace) -> Sequence[Setting]:
+    """With each seed; the usual one is not named."""
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    return [_seeded(fleet, seed) for seed in seeds for fleet in _fleets(options)]
+
+
+def _seeded(fleet: Setting, seed: int) -> Setting:
+    return fleet if seed == fleet.seed else replace(fleet, name=f"{fleet.name}, seed {seed}", seed=seed)
+
+
+def _fleets(options: Namespace) -> Sequence[Setting]:
     on_a40 = simulated(phase_s=options.phase or (20.0 if options.quick else 90.0))
     if options.fleet == "kv":
         return (replace(on_a40, name="8 simulated A40, KV pools"),)
@@ -264,6 +274,7 @@ def main() -> None:
     )
     parser.add_argument("--variant", choices=[*VARIANTS, *ORACLE], action="append", help="only these")
     parser.add_argument("--phase", type=float, metavar="S", help="seconds of the longest phase; 3.75 of them are a run")
+    parser.add_argument("--seeds", default="7", metavar="N,...", help="of the requests")
     parser.add_argument("--append", action="store_true", help="keep the rows that FILE has of other runs")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []

@@ -53,7 +53,7 @@ class Variant:
     """
 
     replan: str
-    learn: bool = False
+    learn: bool = True
     kv_memory: str = "8GiB"
     knows_future: bool = False
 

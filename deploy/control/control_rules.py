@@ -48,7 +48,7 @@ class ControlRules:
     min_saved_per_gib_s: float = 0.1
     min_residency_s: float = 60.0
     max_moves_per_min: int = 6
-    learn: bool = False
+    learn: bool = True
     part_neighbours: bool = True
     stale_s: float = 15.0
     max_deaths: int = 3

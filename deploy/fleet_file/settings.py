@@ -161,7 +161,7 @@ class PlacementSection(Section):
     """A replica stays at least so long."""
     max_moves_per_min: PositiveInt = 6
     """Loads of models that are served already."""
-    learn: bool = False
+    learn: bool = True
     """Whether plans are corrected by what units measure of their steps; it is measured and told all the same."""
     part_neighbours: bool = True
     """Whether plans count on what models of a unit were seen to lose to each other beyond what is estimated."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fleet_model import FakeUnit
 
+from deploy.control.control_rules import ControlRules, rules_of
 from deploy.control.residual_split import split_residuals
 from deploy.control.step_evidence import StepEvidence
 from deploy.control.step_learning import StepLearning
+from deploy.fleet_file.settings import PlacementSection
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import StepPhase, StepTotals
 from placement.plan import UnitCapacity
@@ -216,3 +218,10 @@ def test_split__one_unit_with_one_model__blames_the_unit() -> None:
     found = split_residuals({("u", "a"): math.log(1.3)}, {"u": "p"})
 
     assert found.of_unit("u", "p") > 3 * found.models["a"]
+
+
+def test_rules__fleet_file_says_nothing__are_the_control_loops_own_and_correct_plans() -> None:
+    rules = rules_of(PlacementSection())
+
+    assert rules == ControlRules()
+    assert rules.learn
