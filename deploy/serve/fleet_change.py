@@ -1,5 +1,6 @@
-"""Compares the Serve configs of a running fleet and of a fleet file that is to be applied, by Serve's rules: `args` and
-`ray_actor_options` restart what has them, one replica after the other; all else changes in place.
+"""Compares the Serve configs of a running fleet and of a fleet file that is to be applied, by Serve's rules: `args`,
+`ray_actor_options` and `max_replicas_per_node` restart what has them, one replica after the other; all else changes in
+place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,8 +9,8 @@ from typing import Any
 
 from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT, GATEWAY_APP, units_app
 
-_RESTARTING = "ray_actor_options"
-_TOLD_OTHERWISE = frozenset({"name", "num_replicas", "user_config", _RESTARTING})
+_RESTARTING = ("ray_actor_options", "max_replicas_per_node")
+_TOLD_OTHERWISE = frozenset({"name", "num_replicas", "user_config", *_RESTARTING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,8 @@ def _restarts(name: str, running: Mapping[str, Any], wanted: Mapping[str, Any]) 
     before = {d["name"]: d for d in running.get("deployments", ())}
     for deployment in wanted["deployments"]:
         old = before.get(deployment["name"], {})
-        changed += _differences(old.get(_RESTARTING, {}), deployment.get(_RESTARTING, {}), _RESTARTING)
+        for option in _RESTARTING:
+            changed += _differences(old.get(option), deployment.get(option), option)
     if changed:
         yield f"{_told(name)}, one after the other: {', '.join(sorted(changed))}"
 

@@ -163,9 +163,19 @@ def _unit_deployment(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
         "max_ongoing_requests": _CONTROL_CALLS,
         "ray_actor_options": actor,
         "rolling_update_percentage": _ONE_BY_ONE,
+        **_units_on_a_node(pool),
         **_UNIT_HEALTH,
         **_grace(fleet.drain.unit_s),
     }
+
+
+def _units_on_a_node(pool: PoolSection) -> dict[str, int]:
+    """Ray counts GPUs, and so does not put more on a node than belong there. Of other devices a first node would take
+    all units of a pool that grows, and no second one would ever come. Without labels one machine stands for all nodes.
+    """
+    if pool.device == "cuda" or not pool.node_labels or not is_elastic(pool):
+        return {}
+    return {"max_replicas_per_node": pool.devices_per_node // pool.mesh_gpus}
 
 
 def _unit_cpus(pool: PoolSection) -> float:

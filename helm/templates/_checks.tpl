@@ -142,6 +142,9 @@
 {{- if and (gt $max ($pool.nodes.min | int64)) (not .root.Values.autoscaling.enabled) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.nodes.max" $key) "value" $max "remedy" (printf "above min (%d), but autoscaling.enabled is false; switch it on or make them equal" ($pool.nodes.min | int64))) -}}
 {{- end -}}
+{{- if and (gt $max ($pool.nodes.min | int64)) (ne $pool.device "cuda") (not $pool.node_labels) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s.node_labels" $key) "value" (dict) "remedy" (printf "of a pool without GPUs one pod would take all units, and none would be added; give it labels of its own, for example {muxfleet.io/pool: %s}" $pool.name)) -}}
+{{- end -}}
 {{- if and (eq $pool.device "cpu") (ne ($pool.gpus_per_node | int64) 1) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s.gpus_per_node" $key) "value" $pool.gpus_per_node "remedy" "a cpu pool has one device per node; remove it") -}}
 {{- end -}}

@@ -150,3 +150,24 @@ def test_serve_config__pools_with_node_labels__units_are_placed_on_their_nodes_o
 
     assert selectors(fleet_of(text)) == [labels, None]
     assert selectors(without_node_labels(fleet_of(text))) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("pool", "most"),
+    [
+        ("device: simulated, gpu_type: A40, gpus_per_node: 4, mesh_gpus: 2, nodes: {min: 1, max: 3}", 2),
+        ("device: cpu, nodes: {min: 1, max: 3}", 1),
+        ("device: cuda, gpu_type: A40, nodes: {min: 1, max: 3}", None),  # Ray counts GPUs
+        ("device: simulated, gpu_type: A40, nodes: {min: 3}", None),
+    ],
+)
+def test_serve_config__pool_that_grows_by_nodes__no_node_takes_more_units_than_belong_there(
+    pool: str, most: int | None
+) -> None:
+    fleet = fleet_of(f"models: [{{id: a, source: x}}]\npools: [{{name: p, node_labels: {{of: p}}, {pool}}}]\n")
+
+    def most_on_a_node(fleet: FleetFile) -> object:
+        return application(serve_config(fleet), "units-p")["deployments"][0].get("max_replicas_per_node")
+
+    assert most_on_a_node(fleet) == most
+    assert most_on_a_node(without_node_labels(fleet)) is None  # one machine stands for all nodes

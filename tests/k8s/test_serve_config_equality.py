@@ -72,7 +72,7 @@ FLEETS |= {
                 "name": "ranks",
                 "device": "cpu",
                 "mesh_gpus": 2,
-                "nodes": {"min": 2},
+                "nodes": {"min": 2, "max": 3},
                 "node_labels": {"muxfleet.io/pool": "ranks"},
             },
             {
