@@ -221,7 +221,7 @@ class ControlLoop:
     # ---- units that come and go ----
 
     def _welcome(self, report: UnitReport, now_s: float) -> None:
-        replaced = self._fleet.registry.make_room(report, now_s)
+        replaced = self._fleet.make_room(report, now_s)
         if replaced is not None:
             self._lose(replaced, now_s)
         self._fleet.join(report)

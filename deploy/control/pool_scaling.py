@@ -87,6 +87,8 @@ class PoolScaling:
         self._alarmed_s = float("-inf")
         self._steady: object = None
         self.ceilings = Ceilings()
+        self.own_node: str | None = None
+        """The machine that this runs on is not empty without units, so that nobody would take it away."""
         self._found: FleetSize | None = None
         self._began_s: float | None = None
 
@@ -209,7 +211,8 @@ class PoolScaling:
             if surplus > len(going):
                 able = [n for n in self._capable(pool, now_s) if n not in going]
                 others = {u.unit_id for u in self._fleet.usable(now_s) if u.report.pool != pool}
-                for node in cheapest_to_empty(able, surplus - len(going), goal, weights, others):
+                surplus -= len(going)
+                for node in cheapest_to_empty(able, surplus, goal, weights, others=others, last=self.own_node):
                     leaving |= {*node.unit_ids}
         self._fleet.leaving_units = leaving
         if leaving == before:

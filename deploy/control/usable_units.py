@@ -56,11 +56,19 @@ class Fleet:
         self.going_nodes, self._went = nodes, nodes | (self._went & known)
 
     def drop_silent(self, now_s: float) -> list[Lost]:
-        """Drops them from the registry. A unit that the control loop has given up did not die, nor did one that was
-        empty when its node went: nobody lets it say goodbye.
+        """Drops them from the registry."""
+        return [self._told(lost) for lost in self.registry.drop_silent(now_s)]
+
+    def make_room(self, report: UnitReport, now_s: float) -> Lost | None:
+        """Drops the silent unit whose place a new one takes."""
+        replaced = self.registry.make_room(report, now_s)
+        return None if replaced is None else self._told(replaced)
+
+    def _told(self, lost: Lost) -> Lost:
+        """A unit that the control loop has given up did not die, nor did one that was empty when its node went: nobody
+        lets it say goodbye.
         """
-        lost = self.registry.drop_silent(now_s)
-        return [replace(u, died=u.died and not self._was_to_go(u.report)) for u in lost]
+        return replace(lost, died=lost.died and not self._was_to_go(lost.report))
 
     def _was_to_go(self, report: UnitReport) -> bool:
         is_empty = all(s.phase in _NOT_HELD for s in report.models)

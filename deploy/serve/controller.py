@@ -31,7 +31,7 @@ from deploy.planning.profiled_costs import readable_costs
 from deploy.planning.single_plan import plan_once
 from deploy.serve.app_args import ControllerConfig
 from deploy.serve.console_topics import ConsoleTopics
-from deploy.serve.going_nodes import going_nodes
+from deploy.serve.going_nodes import going_nodes, own_node
 from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.serve_calls import check_serve_answers
 from deploy.serve.serve_silence import tell_of_silence
@@ -127,6 +127,7 @@ class Controller:
             recorder=self._recorder,
             epoch_s=time.time() - time.monotonic(),
         )
+        self._loop.scaling.own_node = own_node()
         self._console = ConsoleTopics(self._loop, self._plan_trial)
         self._state_for = state_for
         self._state: KeptState | None = None

@@ -7,8 +7,9 @@ one, and it takes away nodes on which nothing runs.
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ray import serve
 from ray.serve._private.common import DeploymentID
@@ -20,6 +21,33 @@ from deploy.serve.serve_calls import serve_details, update_replicas
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 8.0
+# Of replicas whose process may serve: after a restart of Serve's own controller all are recovering for a while.
+_ALIVE = frozenset({"RUNNING", "UPDATING", "RECOVERING"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDeployment:
+    """Counts a pool's units as Serve does: how many it shall run, and how many of these are alive."""
+
+    target: int
+    alive: int
+    is_updating: bool
+
+
+class ServedUnits(Protocol):
+    """Each call raises what Ray's client raises."""
+
+    def deployments(self) -> Mapping[str, PoolDeployment]:
+        """Returns them by pool."""
+        ...
+
+    def ask(self, pool: str, number: int) -> None:
+        """Tells Serve to run so many units of a pool."""
+        ...
+
+    def retire(self, pool: str, unit_ids: Sequence[str]) -> None:
+        """Tells these units to say that they are not healthy any more."""
+        ...
 
 
 def number_asked(*, wanted: int, running: int, target: int) -> int:
@@ -30,31 +58,60 @@ def number_asked(*, wanted: int, running: int, target: int) -> int:
 class UnitReplicas:
     """Blocks while it talks to Serve."""
 
+    def __init__(self, units: ServedUnits | None = None) -> None:
+        self._units = units or UnitsOfServe()
+        self._started: frozenset[str] = frozenset()
+
     def follow(self, pools: Sequence[PoolState]) -> None:
         """Raises what Ray's client raises."""
         elastic = [p for p in pools if p.most > p.least and not p.shadow]
         if not elastic:
             return
-        applications = serve_details()["applications"]
+        deployments = self._units.deployments()
+        self._started |= {p for p, d in deployments.items() if not d.is_updating}
         for pool in elastic:
-            application = applications.get(units_app(pool.pool))
-            deployment = None if application is None else application["deployments"].get(UNIT_DEPLOYMENT)
-            # A deployment that is still updating counts as deployed only when all have come that it is asked for.
-            if deployment is not None and deployment["status"] != "UPDATING":
+            deployment = deployments.get(pool.pool)
+            if deployment is not None and self._has_started(pool, deployment):
                 self._follow(pool, deployment)
 
-    def _follow(self, pool: PoolState, deployment: Any) -> None:  # noqa: ANN401  Serve has no types there
-        wanted, target = pool.wanted * pool.units_per_node, deployment["target_num_replicas"]
-        running = sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
-        goal = number_asked(wanted=wanted, running=running, target=target)
+    def _has_started(self, pool: PoolState, deployment: PoolDeployment) -> bool:
+        """A fleet that starts counts as started only when all have come that it is asked for: more are asked for
+        afterwards. A later update, unit after unit, may take hours, for which demand does not wait.
+        """
+        return pool.pool in self._started or deployment.alive >= pool.least * pool.units_per_node
+
+    def _follow(self, pool: PoolState, deployment: PoolDeployment) -> None:
+        """Of a unit's death Serve or the control loop learns first: no unit ends for one that only one of them sees."""
+        wanted, target = pool.wanted * pool.units_per_node, deployment.target
+        goal = number_asked(wanted=wanted, running=deployment.alive, target=target)
         if goal != target:
-            update_replicas(DeploymentID(name=UNIT_DEPLOYMENT, app_name=units_app(pool.pool)), goal)
+            self._units.ask(pool.pool, goal)
             logger.info("units are wanted", extra={"pool": pool.pool, "units": goal, "before": target})
-        surplus = running - wanted
+        surplus = min(deployment.alive, pool.present * pool.units_per_node) - wanted
         if surplus > 0 and pool.emptied:
-            handle: Any = serve.get_deployment_handle(UNIT_DEPLOYMENT, app_name=units_app(pool.pool))
-            if (
-                not handle.is_initialized
-            ):  # Serve returns the same one to who asks again; this is no event loop's thread
-                handle._init(_run_router_in_separate_loop=True)
-            handle.broadcast("retire", pool.emptied[:surplus]).results(timeout_s=_TIMEOUT_S, return_exceptions=True)
+            self._units.retire(pool.pool, pool.emptied[:surplus])
+
+
+class UnitsOfServe:
+    """Reaches those of the cluster of this process."""
+
+    def deployments(self) -> Mapping[str, PoolDeployment]:
+        found = {}
+        for name, application in serve_details()["applications"].items():
+            deployment = application["deployments"].get(UNIT_DEPLOYMENT)
+            if deployment is not None and name.startswith(units_app("")):
+                found[name.removeprefix(units_app(""))] = PoolDeployment(
+                    target=deployment["target_num_replicas"],
+                    alive=sum(replica["state"] in _ALIVE for replica in deployment["replicas"]),
+                    is_updating=deployment["status"] == "UPDATING",
+                )
+        return found
+
+    def ask(self, pool: str, number: int) -> None:
+        update_replicas(DeploymentID(name=UNIT_DEPLOYMENT, app_name=units_app(pool)), number)
+
+    def retire(self, pool: str, unit_ids: Sequence[str]) -> None:
+        handle: Any = serve.get_deployment_handle(UNIT_DEPLOYMENT, app_name=units_app(pool))
+        if not handle.is_initialized:  # Serve returns the same one to who asks again; this is no event loop's thread
+            handle._init(_run_router_in_separate_loop=True)
+        handle.broadcast("retire", tuple(unit_ids)).results(timeout_s=_TIMEOUT_S, return_exceptions=True)

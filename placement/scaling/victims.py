@@ -16,14 +16,21 @@ class PoolNode:
 
 
 def cheapest_to_empty(
-    nodes: Sequence[PoolNode], count: int, goal: Plan, weight_bytes: Mapping[str, int], others: Collection[str] = ()
+    nodes: Sequence[PoolNode],
+    count: int,
+    goal: Plan,
+    weight_bytes: Mapping[str, int],
+    *,
+    others: Collection[str] = (),
+    last: str | None = None,
 ) -> tuple[PoolNode, ...]:
     """Returns `count` of the nodes, one after the other: each is the cheapest once those before it are gone. `others`
-    are units elsewhere that stay.
+    are units elsewhere that stay. The machine `last` is chosen when no other is left.
     """
     staying, chosen = list(nodes), []
     for _ in range(min(count, len(staying))):
-        cheapest = min(staying, key=lambda node: _cost(node, staying, others, goal, weight_bytes))
+        free = [node for node in staying if node.node != last] or staying
+        cheapest = min(free, key=lambda node: _cost(node, staying, others, goal, weight_bytes))
         staying.remove(cheapest)
         chosen.append(cheapest)
     return tuple(chosen)

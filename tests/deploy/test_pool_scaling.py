@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet_model import World, catalog
-from hypothesis import given
-from hypothesis import strategies as st
 from test_moves import AT_ONCE, Told, room_for
 
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask
 from deploy.control.pool_scaling import PoolState, ScaledPool
-from deploy.fleet_file.settings import FleetFile
-from deploy.serve.render import as_large_as_now, serve_config
-from deploy.serve.unit_replicas import number_asked
+from deploy.control.scaled_pools import scaled_pools, seasons_of
+from deploy.fleet_file.settings import FleetFile, read_fleet_file
+from deploy.serve.render import as_large_as_now, controller_config, serve_config
 from placement.estimation.problem_arrays import Estimator
 from placement.problem import PlacementModel
 from placement.scaling.ceilings import Ceilings
@@ -117,6 +116,33 @@ def test_pool__less_is_needed__cheapest_node_is_emptied_without_a_model_unserved
     assert (fleet.recorder.counts()["unit_left"], fleet.recorder.counts()["unit_lost"]) == (1, 0)
 
 
+def test_pool__emptied_unit_is_replaced_before_the_number_falls__its_place_has_seen_no_death() -> None:
+    """Serve starts another one at once; a place at which units seem to die would be left out when it is needed."""
+    fleet = Breathing(most_nodes=2)
+    fleet.find(1)
+    fleet.beat(30)
+    assert fleet.pool.emptied == ("u2",)
+
+    fleet.world.kill_unit("u2")
+    fleet.beat(3)
+    fleet.world.start_unit(node="n2", memory_bytes=room_for(8))
+    fleet.beat(8)
+
+    assert (fleet.recorder.counts()["unit_left"], fleet.recorder.counts()["unit_lost"]) == (1, 0)
+
+
+def test_pool__less_is_needed__the_control_loops_own_machine_stays() -> None:
+    """Nobody takes away a machine on which something runs, so that it would be paid for and not used."""
+    fleet = Breathing()
+    fleet.told.homes["a"] = ("u1", "u2")
+    fleet.world.loop.scaling.own_node = "n2"  # u2, else the cheapest to empty
+    fleet.find(1)
+    fleet.beat(30)
+
+    assert (fleet.pool.leaving, fleet.pool.emptied) == (("u1",), ("u1",))
+    assert fleet.world.units["u2"].ready() == {"a", "b"}
+
+
 def test_pool__node_is_needed_again_before_it_is_gone__is_kept() -> None:
     fleet = Breathing()
     fleet.find(1)
@@ -168,17 +194,6 @@ def test_pool__control_loop_is_replaced__goes_on_with_the_size() -> None:
     fleet.beat(8)
 
     assert fleet.pool.wanted == 3
-
-
-@given(wanted=st.integers(0, 9), running=st.integers(0, 9), target=st.integers(0, 9))
-def test_number_asked__any_state__ends_no_unit_that_runs_and_is_what_is_wanted_once_they_ended(
-    wanted: int, running: int, target: int
-) -> None:
-    asked = number_asked(wanted=wanted, running=running, target=target)
-
-    assert asked >= min(running, target)
-    assert asked >= wanted
-    assert number_asked(wanted=wanted, running=min(running, wanted), target=asked) == wanted
 
 
 def test_serve_config__pool_that_follows_demand__keeps_its_size_within_the_new_bounds() -> None:
@@ -272,3 +287,16 @@ def test_pool__may_not_change_any_more__units_that_were_leaving_stay(fixed: Mapp
     fleet.beat(8)
 
     assert "b" in fleet.world.units["u2"].ready()
+
+
+def test_example__of_pools_that_breathe__has_three_nodes_on_working_days_and_learns_a_day() -> None:
+    file = read_fleet_file(Path(__file__).parents[2] / "examples" / "scaling.yaml")
+    pools = controller_config(file).pools
+    assert pools is not None
+    reserved, spot = (scaled_pools(pools, seasons_of(pools, file.models))[p].rules for p in ("reserved", "spot"))
+
+    monday_s = 4 * 86400.0  # Unix time begins on a Thursday
+    hours = (3, 8, 18.9, 20, 5 * 24 + 8)  # the last: Saturday morning
+    assert [reserved.floor(monday_s + hour * 3600, 0.0) for hour in hours] == [1, 3, 3, 1, 1]
+    assert reserved.forecast == Season(season_s=86400.0)
+    assert spot.cost_per_hour < reserved.cost_per_hour

@@ -135,6 +135,8 @@ def test_victim__model_that_is_nowhere_else__costs_more_than_requests_under_way(
 
     assert cheapest_to_empty([node("u1"), node("u2"), node("u3", 9)], 1, plan, weights) == (node("u3", 9),)
     assert cheapest_to_empty([node("u1"), node("u2")], 1, plan, weights) == (node("u2"),)
+    assert cheapest_to_empty([node("u1"), node("u2")], 1, plan, weights, last=node("u2").node) == (node("u1"),)
+    assert cheapest_to_empty([node("u2")], 1, plan, weights, last=node("u2").node) == (node("u2"),)
 
 
 def test_victims__two_that_share_a_model__the_second_is_judged_without_the_first() -> None:
