@@ -4,13 +4,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
 MODELS = ("alpha", "beta", "gamma")
-_PROMPTS = tuple([7 + i, *range(20, 60)] for i in range(4))
+PROMPTS: Sequence[Sequence[int]] = tuple([7 + i, *range(20, 60)] for i in range(4))
 MAX_TOKENS = 80
 _CLIENTS = 12
 _TIMEOUT_S = 150.0
@@ -63,17 +63,21 @@ class Run:
 
 
 class Load:
-    def __init__(self, url: str, expected: dict[tuple[str, int], str]) -> None:
+    """`prompts` are tokens."""
+
+    def __init__(self, url: str, expected: dict[tuple[str, int], str], prompts: Sequence[Sequence[int]]) -> None:
         self._url = url
         self.expected = expected
+        self._prompts = prompts
 
     @classmethod
-    def calibrated(cls, url: str) -> "Load":
+    def calibrated(cls, url: str, prompts: Sequence[Sequence[int]] = PROMPTS) -> "Load":
         """In peace, and every prompt several times: also the other replica says the same."""
 
         async def all_of_them() -> list[Answered]:
+            numbered = list(enumerate(prompts))
             async with _client() as http:
-                asks = [_ask(http, url, m, p) for _ in range(3) for m in MODELS for p in range(len(_PROMPTS))]
+                asks = [_ask(http, url, m, i, p) for _ in range(3) for m in MODELS for i, p in numbered]
                 return await asyncio.gather(*asks)
 
         answers = asyncio.run(all_of_them())
@@ -81,7 +85,7 @@ class Load:
         assert all(a.ends == Counter(length=1) for a in answers), answers
         assert all(a.text == expected[a.model, a.prompt] for a in answers)
         assert len(set(expected.values())) > 1
-        return cls(url, expected)
+        return cls(url, expected, prompts)
 
     def through(
         self,
@@ -92,22 +96,23 @@ class Load:
         max_tokens: int = MAX_TOKENS,
     ) -> Run:
         """Clients ask without a pause before, during and for `after_s` after the trouble, and each once more then."""
+        return asyncio.run(self.during(trouble, after_s=after_s, clients=clients, max_tokens=max_tokens))
 
-        async def run() -> list[Answered]:
-            answers: list[Answered] = []
-            over = asyncio.Event()
-            async with _client() as http, asyncio.TaskGroup() as group:
-                for number in range(clients):
-                    group.create_task(self._keep_asking(http, number, max_tokens, over, answers))
-                await asyncio.sleep(1.0)
-                try:
-                    await trouble()
-                    await asyncio.sleep(after_s)
-                finally:
-                    over.set()
-            return answers
-
-        return Run(answers=tuple(asyncio.run(run())), expected=self.expected, max_tokens=max_tokens)
+    async def during(
+        self, trouble: Callable[[], Awaitable[None]], *, after_s: float, clients: int, max_tokens: int
+    ) -> Run:
+        answers: list[Answered] = []
+        over = asyncio.Event()
+        async with _client() as http, asyncio.TaskGroup() as group:
+            for number in range(clients):
+                group.create_task(self._keep_asking(http, number, max_tokens, over, answers))
+            await asyncio.sleep(1.0)
+            try:
+                await trouble()
+                await asyncio.sleep(after_s)
+            finally:
+                over.set()
+        return Run(answers=tuple(answers), expected=self.expected, max_tokens=max_tokens)
 
     async def _keep_asking(
         self, http: httpx.AsyncClient, number: int, max_tokens: int, over: asyncio.Event, answers: list[Answered]
@@ -115,8 +120,9 @@ class Load:
         turn, is_last = number, False
         while not is_last:
             is_last = over.is_set()
-            model, prompt, request_id = MODELS[turn % len(MODELS)], turn % len(_PROMPTS), f"client-{number}-{turn}"
-            answers.append(await _ask(http, self._url, model, prompt, max_tokens, request_id))
+            model, prompt, request_id = MODELS[turn % len(MODELS)], turn % len(self._prompts), f"client-{number}-{turn}"
+            tokens = self._prompts[prompt]
+            answers.append(await _ask(http, self._url, model, prompt, tokens, max_tokens, request_id))
             turn += 1
 
 
@@ -128,18 +134,24 @@ def _client() -> httpx.AsyncClient:
 def ask_once(url: str, model: str) -> Answered:
     async def one() -> Answered:
         async with _client() as http:
-            return await _ask(http, url, model, 0)
+            return await _ask(http, url, model, 0, PROMPTS[0])
 
     return asyncio.run(one())
 
 
 async def _ask(
-    http: httpx.AsyncClient, url: str, model: str, prompt: int, max_tokens: int = MAX_TOKENS, request_id: str = ""
+    http: httpx.AsyncClient,
+    url: str,
+    model: str,
+    prompt: int,
+    tokens: Sequence[int],
+    max_tokens: int = MAX_TOKENS,
+    request_id: str = "",
 ) -> Answered:
     answered = Answered(model, prompt)
     body = {
         "model": model,
-        "prompt": _PROMPTS[prompt],
+        "prompt": list(tokens),
         "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,

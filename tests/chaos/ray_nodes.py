@@ -40,10 +40,14 @@ class RayNode:
     def wait_until_started(self) -> None:
         """Of two that start on one machine at once, one may end: both take the same names of sockets."""
         until_s = time.monotonic() + _START_S
-        while "Ray runtime started" not in self.output:
+        while not self.has_started:
             if time.monotonic() > until_s or not self.is_there():
                 raise TimeoutError(self.output)
             time.sleep(0.1)
+
+    @property
+    def has_started(self) -> bool:
+        return "Ray runtime started" in self.output
 
     @property
     def output(self) -> str:
@@ -55,6 +59,16 @@ class RayNode:
         except psutil.NoSuchProcess:
             return []
         return [root, *root.children(recursive=True)]
+
+    @property
+    def node_id(self) -> str | None:
+        """Ray's; None before its raylet runs, and when it has ended."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                for argument in process.cmdline():
+                    if argument.startswith("--node_id="):
+                        return argument.removeprefix("--node_id=")
+        return None
 
     def kill(self) -> None:
         """At once and without a word, as when the power goes."""
@@ -210,6 +224,19 @@ class RayNodes:
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(self._haproxy_ports + 2 * number),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(self._haproxy_ports + 2 * number + 1),
         }
+
+    def drain(self, node: RayNode, *, deadline_s: int) -> None:
+        """Says, as the provider of a spot node does, that it will be taken away by then; who says so does it."""
+        assert node.node_id is not None
+        why = ("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot")
+        until = f"--deadline-remaining-seconds={deadline_s}"
+        subprocess.run(
+            [_BIN / "ray", "drain-node", f"--address={self._address}", f"--node-id={node.node_id}", *why, until],
+            env=self._clean,
+            check=True,
+            capture_output=True,
+            timeout=_START_S,
+        )
 
     def worker_port(self, number: int) -> int:
         return self._worker_proxies + number
