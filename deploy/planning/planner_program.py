@@ -20,6 +20,7 @@ from deploy.control.fleet_costs import FleetCosts
 from deploy.control.planner import work_out
 from deploy.planning.planner_frames import PlannerCall, PlannerReply, frame
 from deploy.planning.profiled_costs import readable_costs
+from deploy.planning.search_time import SearchTime
 from pdmux_actor.serving.frames import LENGTH
 from pdmux_actor.serving.parent_death import die_with_parent
 from placement.estimation.problem_arrays import Estimator
@@ -29,7 +30,7 @@ from placement.scaling.elastic_pool import FleetSize
 from placement.scaling.size_question import FleetSizeQuestion
 from placement.solvers.registry import SOLVERS
 
-_SEARCH_SHARE = 0.85  # of the budget; the rest is for putting the plan together and judging it
+_SIZES_SHARE = 0.85  # of the budget, for how many nodes there should be
 _SLICE_SHARE = 0.15  # of the budget, for the plan of one size: whether it is enough shows early
 _NICENESS = 5  # what serves comes first
 
@@ -40,23 +41,24 @@ def main(arguments: Sequence[str]) -> None:
     os.nice(_NICENESS)
     connection = socket.socket(fileno=int(arguments[0]))
     decoder = msgspec.msgpack.Decoder(PlannerCall)
-    costs, profiles = FleetCosts(), None
+    costs, profiles, search_time = FleetCosts(), None, SearchTime(time.monotonic)
     while (body := _newest(connection)) is not None:
         call = decoder.decode(body)
         if call.profiles != profiles:
             costs, profiles = readable_costs(call.profiles), call.profiles
-        connection.sendall(frame(_reply(call, connection, costs.estimator)))
+        connection.sendall(frame(_reply(call, connection, costs.estimator, search_time)))
 
 
-def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator) -> PlannerReply:
+def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator, search_time: SearchTime) -> PlannerReply:
     """The best so far, when time is up. A call that a newer one has replaced is answered too: a sign of life."""
-    until_s = time.monotonic() + _SEARCH_SHARE * call.budget_s
+    search_time.begin(call.budget_s)
 
     def is_time_up() -> bool:
-        return time.monotonic() >= until_s or _has_news(connection)
+        return search_time.is_up() or _has_news(connection)
 
     task = replace(call.task, size=None)
     answer = work_out(task, SOLVERS[call.solver].for_units(estimator, is_time_up), estimator, is_time_up)
+    search_time.end()
     if call.task.size is not None:
         answer = replace(answer, size=_size(call, call.task.size, connection, estimator))
     return PlannerReply(number=call.number, answer=answer)
@@ -64,7 +66,7 @@ def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator) -
 
 def _size(call: PlannerCall, question: FleetSizeQuestion, connection: socket.socket, estimator: Estimator) -> FleetSize:
     """Has as long as the plan had, each size that is tried no more than a part of it."""
-    until_s = time.monotonic() + _SEARCH_SHARE * call.budget_s
+    until_s = time.monotonic() + _SIZES_SHARE * call.budget_s
     solver = SlicedSolver(
         lambda is_time_up: SOLVERS[call.solver].for_units(estimator, is_time_up),
         slice_s=_SLICE_SHARE * call.budget_s,
