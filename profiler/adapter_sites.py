@@ -18,14 +18,19 @@ class Site(Enum):
 
 
 def projection_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, int]]:
-    """Returns [out, in] of the projections that an adapter can change."""
+    """Returns [out, in] of the projections that an adapter can change: of a mixture of experts, those of attention."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     heads, kv_heads = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    return {
+    attention = {
         "q_proj": (heads, hidden),
         "k_proj": (kv_heads, hidden),
         "v_proj": (kv_heads, hidden),
         "o_proj": (hidden, heads),
+    }
+    if spec.is_moe:
+        return attention
+    return {
+        **attention,
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),

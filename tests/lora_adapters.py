@@ -32,6 +32,12 @@ SHAPES = {
         options={"rank_pattern": {"down_proj": 9}, "alpha_pattern": {"up_proj": 5}},
     ),
 }
+# Under the same names, for mixtures of experts.
+OF_ATTENTION = {
+    "queries": AdapterShape(4, ("q_proj", "v_proj")),
+    "all": AdapterShape(8, ALL_MODULES[:4], alpha=8.0, options={"use_rslora": True}),
+    "inner": AdapterShape(3, ("o_proj", "k_proj"), options={"rank_pattern": {"o_proj": 9}}),
+}
 
 
 def write_adapters(base: Path, folder: Path, shapes: Mapping[str, AdapterShape] = SHAPES) -> dict[str, Path]:

@@ -8,7 +8,6 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.adapter_share import share_of
 from pdmux_actor.models.decoder import Decoder
-from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.lora import AdapterSlots
 from pdmux_actor.models.lora_checkpoint import read_adapter
 from pdmux_actor.models.rank_share import WHOLE, RankShare
@@ -34,16 +33,10 @@ class LoadedAdapters:
     def load(self, model: str, base: _Held, source: str, revision: str | None) -> None:
         """Reads an adapter of `base`. Raises ModelLoadError."""
         decoder = base.decoder
-        if not isinstance(decoder, Decoder) or not _is_dense(decoder):
+        if not isinstance(decoder, Decoder):
             raise ModelLoadError(
                 model=model,
-                reason="its base takes no adapters: they are added to muxfleet's own dense decoders only",
-                remedy="merge it into its base (peft: merge_and_unload) and serve the result as a model of its own",
-            )
-        if decoder.spec.is_moe:
-            raise ModelLoadError(
-                model=model,
-                reason="its base is a mixture of experts, and adapters are for dense models",
+                reason="its base takes no adapters: they are added to muxfleet's own decoders only",
                 remedy="merge it into its base (peft: merge_and_unload) and serve the result as a model of its own",
             )
         with torch.inference_mode():
@@ -57,7 +50,3 @@ class LoadedAdapters:
         slots = self._slots.pop(model, None)
         if slots is not None:
             slots.drop(model)
-
-
-def _is_dense(decoder: Decoder) -> bool:
-    return all(isinstance(layer.feed_forward, GatedMlp) for layer in decoder.weights.layers)

@@ -289,7 +289,8 @@ class TorchCpuExecutor:
         self, decoder: LayeredDecoder, view: KvView, row_table: npt.NDArray[np.int64]
     ) -> BlocksInPlace | None:
         """For the native decoders, whose attention is the plain one."""
-        kernels = self._kernels_for(decoder.spec) if isinstance(decoder, Decoder) else None
+        is_plain = isinstance(decoder, Decoder) and decoder.config.traits.attends_plainly
+        kernels = self._kernels_for(decoder.spec) if is_plain else None
         return None if kernels is None else BlocksInPlace(kernels, view, row_table)
 
     def _fastest_dtype(self, spec: ModelSpec) -> str:

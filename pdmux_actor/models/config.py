@@ -58,14 +58,18 @@ class DecoderConfig:
         _refuse_unsupported(model, config, spec)
         quantisation = config.get("quantization_config")
         is_gguf = isinstance(quantisation, Mapping) and quantisation.get("quant_method") == GGUF
-        rope = RopeConfig.from_config(model, config)
+        traits, stored = family.traits(config), None if is_gguf else stored_weights(config)
+        if stored is not None and stored.format.of_stacks and (traits.mixture is None or not traits.mixture.is_stacked):
+            value, remedy = stored.format.name, "it is read of stacked experts only, as gpt-oss has them"
+            raise UnsupportedModel(field="quantization_config.quant_method", value=value, remedy=remedy)
+        rope = RopeConfig.from_config(model, config if family.names is None else family.names(config))
         rope.check(model, spec.head_dim)
         return cls(
             spec=spec,
             rope=rope,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            traits=family.traits(config),
-            stored=None if is_gguf else stored_weights(config),
+            traits=traits,
+            stored=stored,
             is_gguf=is_gguf,
         )
 

@@ -37,7 +37,7 @@ _LOOK_AHEAD_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """`qkv` stacks the Q, K and V heads."""
+    """`qkv` stacks the Q, K and V heads. `sinks` as AttentionTraits has them."""
 
     input_norm: Tensor
     qkv: Projection
@@ -45,6 +45,7 @@ class LayerWeights:
     output: Projection
     post_attention_norm: Tensor
     feed_forward: FeedForward
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,13 @@ class Decoder:
         self.weights: DecoderWeights = weights
         self.adapters: AdapterSlots = AdapterSlots(config.spec, weights.embedding)
         self._operators = operators or TorchOperators()
+        windows = config.traits.layer_windows or (None,) * self.spec.num_layers
+        self._attention_traits = tuple(
+            PLAIN
+            if layer.sinks is None and window is None
+            else AttentionTraits(window_tokens=window, sinks=layer.sinks)
+            for layer, window in zip(weights.layers, windows, strict=True)
+        )
         table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
         self._rotary = table.to(weights.embedding.device, weights.embedding.dtype)
         self._prompt_rotary = torch.from_numpy(exponents_and_factors(config.rope, self.spec.head_dim)).to(
@@ -216,7 +224,8 @@ class Decoder:
         query_key = self._operators.rotate(
             qkv[:, : heads + kv_heads], rotary, layer.head_norms, heads, self.config.rms_norm_eps
         )
-        return attention(index, query_key[:, :heads], query_key[:, heads:], qkv[:, heads + kv_heads :])
+        key, value = query_key[:, heads:], qkv[:, heads + kv_heads :]
+        return attention(index, query_key[:, :heads], key, value, self._attention_traits[index])
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """With the residual connection."""
@@ -224,9 +233,11 @@ class Decoder:
         return layer.feed_forward.plus(normed, hidden, self._operators)
 
     def _adapted_mlp(self, index: int, layer: LayerWeights, hidden: Tensor, adapters: AdapterBatch) -> Tensor:
-        normed = self._operators.rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
         mlp = layer.feed_forward
-        assert isinstance(mlp, GatedMlp), "adapters are for dense models"
+        if self.spec.is_moe:  # its adapters change attention only
+            return self._mlp(layer, hidden)
+        assert isinstance(mlp, GatedMlp), "a dense model's layers have an ordinary MLP"
+        normed = self._operators.rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
         gate_up = mlp.gate_up(normed)
         adapters.add(index, Site.GATE_UP, normed, gate_up)
         inner = self._operators.silu_product(gate_up)

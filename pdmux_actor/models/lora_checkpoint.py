@@ -80,7 +80,8 @@ def read_adapter(model: str, source: str, revision: str | None, spec: ModelSpec,
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None or match[2] not in shapes:
-            raise _refused(model, f"tensor {name} changes no projection of {', '.join(shapes)}")
+            of = "its base, a mixture of experts, takes those of attention: " if spec.is_moe else ""
+            raise _refused(model, f"tensor {name} changes no projection of {of}{', '.join(shapes)}")
         layer, projection, side = int(match[1]), match[2], match[3]
         if layer >= spec.num_layers:
             raise _of_another_base(model, name, f"its base has {spec.num_layers} layers")

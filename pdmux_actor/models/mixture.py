@@ -32,7 +32,7 @@ class LoopedExperts:
         for mlp, count in zip(self.mlps, torch.bincount(expert_ids, minlength=len(self.mlps)).tolist(), strict=True):
             if count:
                 part = slice(first, first + count)
-                outputs[part] = mlp.down(operators.silu_product(mlp.gate_up(rows[part])))
+                outputs[part] = mlp.down(mlp.gated(rows[part], operators))
                 first += count
         return outputs
 

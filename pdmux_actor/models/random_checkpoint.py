@@ -199,8 +199,21 @@ def _random_tensors(shape: CheckpointShape, traits: DecoderTraits, seed: int, te
         if traits.qk_norm:
             tensors[f"{attention}.q_norm.weight"] = norm(shape.head_dim)
             tensors[f"{attention}.k_norm.weight"] = norm(shape.head_dim)
+        if traits.has_sinks:
+            tensors[f"{attention}.sinks"] = vector(shape.num_heads)
         inner, mixture = shape.intermediate_size, traits.mixture
         sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        if mixture is not None and mixture.has_biases:
+            tensors[f"{prefix}.{mixture.router}.bias"] = vector(shape.num_experts)
+        if mixture is not None and mixture.is_stacked:
+            tensors[f"{prefix}.{mixture.router}.weight"] = matrix(shape.num_experts, hidden)
+            for name, rows, columns in (("gate_up_proj", hidden, 2 * inner), ("down_proj", inner, hidden)):
+                stack = np.stack([matrix(columns, rows).T for _ in range(shape.num_experts)])
+                tensors[f"{prefix}.{mixture.experts}.{name}"] = stack
+                tensors[f"{prefix}.{mixture.experts}.{name}_bias"] = np.stack(
+                    [vector(columns) for _ in range(shape.num_experts)]
+                )
+            continue
         if mixture is not None:
             tensors[f"{prefix}.{mixture.router}.weight"] = matrix(shape.num_experts, hidden)
             for expert in range(shape.num_experts):

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.expert_stacks import ExpertStacks, PlainProduct, StackedSource
 from pdmux_actor.models.gguf_files.file_tensors import GgufTensors
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to, stacked
@@ -45,10 +46,12 @@ class TensorReader:
         stored: StoredWeights | None = None,
         gguf: GgufTensors | None = None,
         keeps: str | None = None,
+        stacks: ExpertStacks | None = None,
     ) -> None:
         """`readers` share the tensors among them. `on_progress` is told how far it is after each tensor, on the thread
         that read it. `stored` is the format of a quantised checkpoint, `gguf` stands in for the files of a folder,
-        `keeps` is what products of either are kept in, of ModelSpec.
+        `keeps` is what products of either are kept in, of ModelSpec. `stacks` says where experts are that have no
+        tensor of their own.
 
         Raises:
             ModelLoadError: a file is missing or broken.
@@ -60,6 +63,8 @@ class TensorReader:
         self._stored = stored
         self._gguf = gguf
         self._keeps = keeps
+        self._stacks = stacks
+        self._read_stacks: dict[str, Path] = {}
         self._lock = threading.Lock()
         self._read_bytes = 0
         self._total_bytes = 0
@@ -186,6 +191,9 @@ class TensorReader:
             tensor = self._gguf.tensor(weight)
             self._note_read(tensor.num_bytes // (1 if part is None else part.count))
             return self._part_of(tensor, path, weight, shape, part)
+        source = None if self._stacks is None else self._stacks.source_of(weight)
+        if source is not None:
+            return self._part_of(*self._of_stack(source), shape, part)
         names = {} if self._stored is None else self._stored.tensors_of(weight, self._unread)
         if self._stored is None or not names:
             return None
@@ -196,8 +204,14 @@ class TensorReader:
     def _unpacked(self, weight: str, names: Mapping[str, str], stored: StoredWeights) -> StoredProduct:
         first = next(iter(names.values()))
         path = self._unread[first]
+        tensors = {kind: self._whole(name) for kind, name in names.items()}
+        return self._levels_of(tensors, weight, path, first, stored)
+
+    def _levels_of(
+        self, tensors: Mapping[str, Tensor], weight: str, path: Path, first: str, stored: StoredWeights
+    ) -> StoredProduct:
         try:
-            return stored.unpack({kind: self._whole(name) for kind, name in names.items()})
+            return stored.unpack(tensors)
         except KeyError as error:
             raise self._missing(f"{weight.rpartition('.')[0]}.{error.args[0]}") from error
         except (ValueError, RuntimeError, IndexError, ArithmeticError) as error:
@@ -206,6 +220,41 @@ class TensorReader:
                 reason=f"{path}: tensor {first} does not go with what belongs to it: {error}",
                 remedy="check that `quantization_config` of config.json belongs to these weights",
             ) from error
+
+    def _of_stack(self, source: StackedSource) -> tuple[StoredProduct, Path, str]:
+        """One expert's part, the file that has it, and the name of its tensor there."""
+        stored = self._stored
+        if stored is None or not stored.format.of_stacks or source.is_bias:
+            tensor, path = self._expert(source.stack, source)
+            return PlainProduct(source.outputs(tensor if source.is_bias else tensor.t())), path, source.stack
+        name, tensors = source.stack, {}
+        for kind in stored.format.tensors:
+            name = f"{source.stack}_{kind}"
+            tensor, path = self._expert(name, source)
+            tensors[kind] = source.outputs(tensor)
+        return self._levels_of(tensors, f"{source.stack}.weight", path, name, stored), path, name
+
+    def _expert(self, stack: str, source: StackedSource) -> tuple[Tensor, Path]:
+        with self._lock:
+            path = self._read_stacks.get(stack) or self._unread.pop(stack, None)
+            if path is None:
+                raise self._missing(stack)
+            self._read_stacks[stack] = path
+        try:
+            stored = self._files[path].get_slice(stack)  # type: ignore[no-untyped-call]  # as above
+            shape = list(stored.get_shape())
+            if shape[:1] != [source.num_experts]:
+                raise ModelLoadError(
+                    model=self._model,
+                    reason=f"{path}: tensor {stack} has shape {shape}, config.json implies "
+                    f"{source.num_experts} experts",
+                    remedy="check that config.json belongs to these weights",
+                )
+            tensor: Tensor = stored[source.expert : source.expert + 1][0]
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise broken_shard(self._model, path, error, stack) from error
+        self._note_read(tensor.numel() * tensor.itemsize // (1 if source.turn is None else 2))
+        return tensor, path
 
     def _part_of(
         self, product: StoredProduct, path: Path, name: str, shape: list[int], part: TensorPart | None

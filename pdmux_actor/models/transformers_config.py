@@ -44,6 +44,13 @@ class TransformersConfig:
             raise ModelLoadError(model=model, reason=reason, remedy=remedy)
         if spec.weights == "fp8":  # as many bytes, and CPUs multiply them
             spec = replace(spec, weights="int8")
+        if stored is not None and stored.format.of_stacks:
+            raise ModelLoadError(
+                model=model,
+                reason=f"config.json: quantization_config.quant_method={stored.format.name!r} is not read by "
+                "transformers' code here",
+                remedy="serve it by the native decoder, or a checkpoint in bfloat16",
+            )
         if spec.weights is not None and not family.is_rounded_by_transformers:
             raise ModelLoadError(
                 model=model,

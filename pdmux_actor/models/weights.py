@@ -11,6 +11,7 @@ from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
+from pdmux_actor.models.expert_stacks import ExpertStacks
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.gguf_files.file_tensors import gguf_tensors
 from pdmux_actor.models.linear import Classifier, Linear, MakeProjection, Projection, plain_projection
@@ -53,7 +54,7 @@ def load_weights(
     Raises:
         ModelLoadError: a file or tensor is missing, broken or of another shape than config.json implies.
     """
-    spec = config.spec
+    spec, mixture = config.spec, config.traits.mixture
     reader = TensorReader(
         model,
         folder,
@@ -62,8 +63,9 @@ def load_weights(
         on_progress=on_progress,
         readers=share.num_ranks,
         stored=config.stored,
-        gguf=gguf_tensors(model, folder, spec.head_dim, config.traits.mixture) if config.is_gguf else None,
+        gguf=gguf_tensors(model, folder, spec.head_dim, mixture) if config.is_gguf else None,
         keeps=spec.weights,
+        stacks=None if mixture is None or not mixture.is_stacked else ExpertStacks(mixture, spec.num_experts),
     )
     in_flight = BytesInFlight(_largest_product_bytes(share.spec_of(spec)))
 
@@ -139,16 +141,17 @@ def _load_layer(
     return LayerWeights(
         input_norm=reader.load(f"{prefix}.input_layernorm.weight", hidden),
         qkv=by_rows(qkv, traits.qkv_bias),
-        head_norms=HeadNorms(
-            query=reader.load(f"{attention}.q_norm.weight", spec.head_dim),
-            key=reader.load(f"{attention}.k_norm.weight", spec.head_dim),
-        )
-        if traits.qk_norm
-        else None,
+        head_norms=_head_norms(reader, attention, spec.head_dim) if traits.qk_norm else None,
         output=by_columns(f"{attention}.o_proj", q_dim, traits.output_bias),
         post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
         feed_forward=feed_forward(),
+        sinks=reader.load(f"{attention}.sinks", spec.num_heads, part=share.divided) if traits.has_sinks else None,
     )
+
+
+def _head_norms(reader: TensorReader, attention: str, head_dim: int) -> HeadNorms:
+    query, key = (reader.load(f"{attention}.{name}.weight", head_dim) for name in ("q_norm", "k_norm"))
+    return HeadNorms(query=query, key=key)
 
 
 def _largest_product_bytes(spec: ModelSpec) -> int:

@@ -35,6 +35,7 @@ def _layer(layer: LayerWeights, of_tensor: OfTensor, of_projection: OfProjection
         output=of_projection(layer.output),
         post_attention_norm=of_tensor(layer.post_attention_norm),
         feed_forward=layer.feed_forward.copied(of_projection),
+        sinks=None if layer.sinks is None else of_tensor(layer.sinks),
     )
 
 

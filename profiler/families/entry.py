@@ -8,9 +8,21 @@ from profiler.families.config_names import Renamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedGate:
+    """Says that an MLP makes (up + 1) * gate * sigmoid(alpha * gate) of gate, at most `limit`, and up, within both
+    limits, in place of silu(gate) * up.
+    """
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureTraits:
     """Holds where a checkpoint keeps a mixture of experts: `router`, and below `experts` each one's `gate`, `up` and
-    `down`. `normalises`: the shares of the experts that a token passes sum to one. `dense_layers` have an ordinary MLP.
+    `down`. `normalises`: the shares of the experts that a token passes sum to one, which is a softmax over their scores
+    alone. `dense_layers` have an ordinary MLP. `has_biases`: router and experts have. `is_stacked`: `gate_up_proj` and
+    `down_proj` below `experts` are those of all, [experts, in, out], the outputs of gate and up in turns.
     """
 
     router: str
@@ -20,13 +32,17 @@ class MixtureTraits:
     down: str = "down_proj"
     normalises: bool = True
     dense_layers: frozenset[int] = frozenset()
+    has_biases: bool = False
+    is_stacked: bool = False
+    clamped_gate: ClampedGate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTraits:
     """Holds what layers have beyond RMS norms, rotary attention and a gated MLP. `qk_norm`: queries and keys are normed
     head by head. `window_tokens` is the longest sequence for which full attention equals the model's own; None: any.
-    `mixture`: what is in place of MLPs.
+    `mixture`: what is in place of MLPs. `layer_windows` has the tokens that a query of each layer sees, itself among
+    them, None: all; empty: every layer sees all. `has_sinks`: each head has a score of a key whose value is zero.
     """
 
     qkv_bias: bool = False
@@ -35,6 +51,13 @@ class DecoderTraits:
     qk_norm: bool = False
     window_tokens: int | None = None
     mixture: MixtureTraits | None = None
+    layer_windows: tuple[int | None, ...] = ()
+    has_sinks: bool = False
+
+    @property
+    def attends_plainly(self) -> bool:
+        """Returns whether attention is a softmax over all earlier tokens in every layer."""
+        return not self.has_sinks and all(window is None for window in self.layer_windows)
 
 
 Traits = Callable[[Mapping[str, Any]], DecoderTraits]
@@ -56,7 +79,7 @@ class ModelFamily:
     code. `experts` reads the sizes of a mixture; None: the family is dense. `names` gives config.json under Llama's
     names. `refusal`: why transformers' code cannot run layer by layer over the paged KV cache; None: it can. Without
     `is_planned` its shape is none that plans know. `in_sglang`: SGLang has it. `in_linear_modules`: transformers keeps
-    the weights of its products in torch.nn.Linear.
+    the weights of its products in torch.nn.Linear. `native_on_gpus`: kernels for GPUs have what its `traits` ask for.
     """
 
     name: str
@@ -69,6 +92,7 @@ class ModelFamily:
     is_planned: bool = True
     in_sglang: bool = True
     in_linear_modules: bool = True
+    native_on_gpus: bool = True
 
     @property
     def is_rounded_by_transformers(self) -> bool:
@@ -78,4 +102,4 @@ class ModelFamily:
     @property
     def takes_adapters(self) -> bool:
         """Returns whether LoRA adapters are served beside it."""
-        return self.traits is not None and self.experts is None
+        return self.traits is not None

@@ -59,7 +59,6 @@ _ROWS = (
     ("Glm4ForCausalLM", "glm4", "GLM-4 0414", GATED, True),
     ("Glm4MoeForCausalLM", "glm4_moe", "GLM-4.5, 4.6 and 4.7", MIXTURE, True),
     ("GlmForCausalLM", "glm", "GLM-4 9B", GATED, False),
-    ("GptOssForCausalLM", "gpt_oss", "gpt-oss 20B and 120B, in bfloat16", MIXTURE, True),
     ("GraniteForCausalLM", "granite", "Granite 3 and 4, dense", GATED, True),
     ("GraniteMoeForCausalLM", "granitemoe", "Granite 3, mixture of experts", MIXTURE, True),
     ("GraniteMoeSWAForCausalLM", "granitemoe_swa", "Granite with experts and a sliding window", MIXTURE, True),

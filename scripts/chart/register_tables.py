@@ -61,7 +61,8 @@ def _on_cpus(family: ModelFamily) -> Iterator[str]:
 
 
 def _on_gpus(family: ModelFamily) -> Iterator[str]:
-    yield from _on_cpus(family)
+    if family.native_on_gpus:
+        yield from _on_cpus(family)
     if family.in_sglang and family.is_planned:
         yield "SGLang"
 

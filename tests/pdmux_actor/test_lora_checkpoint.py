@@ -86,6 +86,10 @@ FAULTS = {
         set_tensors(lambda t: t.update({f"{Q_OF_0}_A.weight": torch.zeros(4, 64)})),
         "lora_A [4, 64] and lora_B [32, 4]; its base takes [4, 32], [32, 4]; set `base`",
     ),
+    "experts": (
+        set_keys(target_parameters=["mlp.experts.gate_up_proj"]),
+        'target_parameters = ["mlp.experts.gate_up_proj"] is not served; merge it into its base',
+    ),
     "nothing in it": (set_tensors(dict.clear), "holds no LoRA matrices"),
 }
 
@@ -115,3 +119,18 @@ def test_read_adapter__alpha__scales_as_peft_does(adapter: Path, base: Path, key
     pair = read(adapter, base).layers[0]["q_proj"]
 
     torch.testing.assert_close(pair.b, factor * load_file(adapter / WEIGHTS)[f"{Q_OF_0}_B.weight"].t())
+
+
+def test_read_adapter__of_a_mixture__takes_attention_and_refuses_experts(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    write_random_checkpoint(base, CheckpointShape(model_type="qwen3_moe", **TINY), seed=1)
+    of_attention = random_adapter(base, tmp_path / "attention", AdapterShape(4, ALL_MODULES[:4]))
+    assert set(read(of_attention, base).layers[1]) == set(ALL_MODULES[:4])
+
+    for place in ("mlp.experts.0.up_proj", "mlp.up_proj", "mlp.gate"):
+        set_tensors(lambda t, name=place: t.update({f"{PREFIX}.0.{name}.lora_A.weight": torch.zeros(4, 32)}))(
+            of_attention
+        )
+        with pytest.raises(ModelLoadError, match=f"{place}.lora_A.weight changes no projection of its base, a mixture"):
+            read(of_attention, base)
+        set_tensors(lambda t, name=place: t.pop(f"{PREFIX}.0.{name}.lora_A.weight"))(of_attention)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from cpu_rig import CpuRig, make_prompt, outputs
-from lora_adapters import PeftReference, write_adapters
+from lora_adapters import OF_ATTENTION, SHAPES, PeftReference, write_adapters
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
@@ -22,7 +22,11 @@ BASES = {
     "llama": CheckpointShape(model_type="llama", **TINY),
     "qwen2": CheckpointShape(model_type="qwen2", attention_bias=True, tie_word_embeddings=True, **TINY),
     "qwen3": CheckpointShape(model_type="qwen3", **TINY),
+    "qwen3_moe": CheckpointShape(model_type="qwen3_moe", **TINY),
+    "mixtral": CheckpointShape(model_type="mixtral", **TINY),
+    "gpt_oss": CheckpointShape(model_type="gpt_oss", attention_bias=True, sliding_window=40, **TINY),
 }
+DENSE = ("llama", "qwen2", "qwen3")
 NEW_TOKENS = 12
 LENGTHS = (1, 300, 17, 2, 64, 130, 5, 33, 250)
 MEMBERS = (None, "queries", "all", "inner", "all", None, "queries", "queries", "inner")
@@ -34,7 +38,8 @@ class Family:
     def __init__(self, folder: Path, shape: CheckpointShape) -> None:
         self.base = folder / "base"
         write_random_checkpoint(self.base, shape, seed=3)
-        self.adapters = write_adapters(self.base, folder / "adapters")
+        shapes = SHAPES if shape.model_type in DENSE else OF_ATTENTION
+        self.adapters = write_adapters(self.base, folder / "adapters", shapes)
         self._reference = PeftReference(self.base, self.adapters)
         self._known: dict[tuple[str | None, int], list[int]] = {}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from lora_adapters import ALL_MODULES, AdapterShape, random_adapter
+from lora_adapters import ALL_MODULES, OF_ATTENTION, AdapterShape, random_adapter
 from rank_rig import EngineRun, running
 
 from pdmux_actor.errors import ModelLoadError
@@ -21,6 +21,7 @@ SIZES = {"num_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads
 BASES = {
     "biased": CheckpointShape(model_type="qwen2", num_kv_heads=2, **SIZES),
     "repeated": CheckpointShape(model_type="qwen3", num_kv_heads=1, **SIZES),
+    "experts": CheckpointShape(model_type="qwen3_moe", num_kv_heads=2, **SIZES),
 }
 ADAPTERS = {
     "queries": AdapterShape(4, ("q_proj", "v_proj")),
@@ -43,7 +44,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_random_checkpoint(folder / "base", BASES[request.param], seed=3)
     adapters = {
         name: random_adapter(folder / "base", folder / name, shape, seed)
-        for seed, (name, shape) in enumerate(ADAPTERS.items())
+        for seed, (name, shape) in enumerate((OF_ATTENTION if request.param == "experts" else ADAPTERS).items())
     }
     return Family(folder / "base", adapters)
 

@@ -53,6 +53,17 @@ SHAPES = {
         num_kv_heads=2,
         head_dim=16,
     ),
+    "gpt-oss": CheckpointShape(
+        model_type="gpt_oss",
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        sliding_window=40,
+        attention_bias=True,
+    ),
 }
 
 
@@ -109,7 +120,13 @@ def test_two_ranks__blocks_of_a_row__are_counted_as_plans_do(unit_of_two, checkp
     assert executor.total_blocks == (48 << 20) // BLOCK_BYTES
     loads = {m.model: m.quota_blocks for m in run.loop.scheduler.load_report().models}
     # 4,000 tokens in rows of 16: layers x KV heads blocks, of one KV head as many as there are ranks
-    assert loads == {"biased": 250 * 2 * 2, "repeated": 250 * 3 * 2, "qwen3-moe": 250 * 2 * 2, "mixtral": 250 * 2 * 2}
+    assert loads == {
+        "biased": 250 * 2 * 2,
+        "repeated": 250 * 3 * 2,
+        "qwen3-moe": 250 * 2 * 2,
+        "mixtral": 250 * 2 * 2,
+        "gpt-oss": 250 * 2 * 2,
+    }
 
 
 def test_two_ranks__model_sleeps_and_wakes__says_the_same(unit_of_two, expected) -> None:

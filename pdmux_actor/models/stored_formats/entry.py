@@ -18,7 +18,8 @@ class StoredFormat:
 
     A product is stored so if the checkpoint has one of `markers` of its module; otherwise plainly. `check` raises
     profiler.errors.UnsupportedModel, its field without the `quantization_config.` before it. `unpack` raises KeyError
-    for a tensor that is missing, ValueError for one that does not fit the others.
+    for a tensor that is missing, ValueError for one that does not fit the others. `of_stacks`: it keeps stacks of
+    experts, for native decoders; `tensors` then follow the name of the plain stack and a `_`.
     """
 
     name: str
@@ -26,6 +27,7 @@ class StoredFormat:
     tensors: tuple[str, ...]
     check: Callable[[Mapping[str, Any]], None]
     unpack: Callable[[Tensors, Mapping[str, Any]], StoredLevels]
+    of_stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
