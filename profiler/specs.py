@@ -99,7 +99,27 @@ class ModelSpec:
     @property
     def weight_format_bytes(self) -> float:
         """Returns the bytes of one weight of a projection, on the average."""
-        return self.dtype_bytes if self.weights is None else WEIGHT_FORMATS[self.weights].bytes_each(self.dtype_bytes)
+        if self.weights is None:
+            return self.dtype_bytes
+        return self.projection_bytes / self.num_projection_params
+
+    @property
+    def projection_bytes(self) -> int:
+        """Returns what all projections take, with their scales, as they are stacked for products."""
+        if self.weights is None:
+            return self.num_projection_params * self.dtype_bytes
+        kept_as, hidden = WEIGHT_FORMATS[self.weights], self.hidden_size
+        attention, num_dense = self.num_heads * self.head_dim, self.num_layers - self.num_moe_layers
+        products = [
+            (self.num_layers, attention + 2 * self.num_kv_heads * self.head_dim, hidden),
+            (self.num_layers, hidden, attention),
+        ]
+        for num_mlps, inner in (
+            (num_dense, self.intermediate_size),
+            (self.num_moe_layers * self.num_experts, self.expert_intermediate_size),
+        ):
+            products += [(num_mlps, 2 * inner, hidden), (num_mlps, hidden, inner)]
+        return sum(times * kept_as.product_bytes(rows, columns, self.dtype_bytes) for times, rows, columns in products)
 
     @property
     def is_moe(self) -> bool:
@@ -142,10 +162,7 @@ class ModelSpec:
 
     @property
     def weight_bytes(self) -> int:
-        return int(
-            self.num_projection_params * self.weight_format_bytes
-            + (self.num_router_params + self._embedding_params) * self.dtype_bytes
-        )
+        return self.projection_bytes + (self.num_router_params + self._embedding_params) * self.dtype_bytes
 
     @property
     def embedding_bytes(self) -> int:

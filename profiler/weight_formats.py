@@ -8,23 +8,49 @@ from typing import Any
 INT4_GROUPS = (128, 64, 32)
 """Weights of a row that share a scale and a zero point; 4-bit kernels have these."""
 
+_INT4_ROWS = 32  # 4-bit kernels take so many rows together
+
+
+def int4_group(rows: int, columns: int, largest: int = INT4_GROUPS[0]) -> int | None:
+    """Returns the group that a weight is kept in 4 bits with; None: no kernel has its shape, it is kept in 8.
+
+    >>> int4_group(64, 256), int4_group(64, 192), int4_group(64, 256, largest=32), int4_group(48, 256)
+    (128, 64, 32, None)
+    """
+    if rows % _INT4_ROWS:
+        return None
+    return next((group for group in INT4_GROUPS if group <= largest and columns % group == 0), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """`group`: weights of a row that share a scale and a middle, both of the model's dtype; None: a row or a block
-    has one scale, which is negligible.
+    """`group`: weights of a row that share a scale and a middle, both of the model's dtype, fewer where so many do not
+    divide a row; None: a row has one scale.
     """
 
     level_bytes: float
     group: int | None = None
 
     def bytes_each(self, dtype_bytes: int) -> float:
-        """Returns the bytes of one weight.
+        """Returns the bytes of one weight of long rows.
 
         >>> WeightFormat(level_bytes=0.5, group=32).bytes_each(2), WeightFormat(level_bytes=0.5, group=32).bytes_each(4)
         (0.625, 0.75)
         """
         return self.level_bytes + (2 * dtype_bytes / self.group if self.group else 0.0)
+
+    def product_bytes(self, rows: int, columns: int, dtype_bytes: int) -> int:
+        """Returns what a weight `[rows, columns]` takes with its scales.
+
+        >>> WeightFormat(level_bytes=0.5, group=128).product_bytes(32, 64, 2)  # a group a row
+        1152
+        >>> WeightFormat(level_bytes=0.5, group=128).product_bytes(16, 64, 2)  # in 8 bits: a scale a row
+        1056
+        """
+        group = None if self.group is None else int4_group(rows, columns, self.group)
+        if group is None:
+            return rows * (columns + dtype_bytes)
+        return rows * columns // 2 + rows * (columns // group) * 2 * dtype_bytes
 
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
@@ -50,9 +76,12 @@ _GGUF_INT4 = ("Q4_0", "Q4_1", "Q4_K")  # groups of 32 columns
 
 def format_of(config: Mapping[str, Any], requested: str | None) -> str | None:
     """Returns the format of WEIGHT_FORMATS that projections are kept in: `requested` or the checkpoint's own."""
-    if requested is not None:
-        return None if requested == PLAIN else requested
-    return checkpoint_format(config)
+    if requested == PLAIN:
+        return None
+    own = checkpoint_format(config)
+    if requested is None or (requested == "int4" and own is not None and own.startswith("int4")):
+        return own  # 4 bits are not rounded to larger groups
+    return requested
 
 
 def checkpoint_format(config: Mapping[str, Any]) -> str | None:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from profiler.weight_formats import INT4_GROUPS
+from profiler.weight_formats import int4_group
 
 INT4_MIDDLE = 8
 _INT8_MAX = 127
 _INT4_LEVELS = 15
-_INT4_ROWS = 32  # kernels take so many rows together
 _AT_ONCE_BYTES = 4 << 20
 
 
@@ -70,10 +69,10 @@ def rounded_to_int8(weight: Tensor) -> QuantisedWeight:
 
 def rounded_to_int4(weight: Tensor) -> QuantisedWeight | None:
     """Takes the nearest of 16 levels from the least to the largest weight of a group; None: no kernel has its shape."""
-    if not has_int4_kernel(*weight.shape):
-        return None
     rows, columns = weight.shape
-    group = next(group for group in INT4_GROUPS if columns % group == 0)
+    group = int4_group(rows, columns)
+    if group is None:
+        return None
     levels = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scale = torch.empty((rows, columns // group), dtype=weight.dtype, device=weight.device)
     middle = torch.empty_like(scale)
@@ -85,10 +84,6 @@ def rounded_to_int4(weight: Tensor) -> QuantisedWeight | None:
         nearest = (grouped - middle[part].float()[..., None]) / step.float()[..., None] + INT4_MIDDLE
         levels[part] = nearest.round_().clamp_(0, _INT4_LEVELS).view(-1, columns)
     return QuantisedWeight(levels=levels, scale=scale, middle=middle)
-
-
-def has_int4_kernel(rows: int, columns: int) -> bool:
-    return rows % _INT4_ROWS == 0 and columns % INT4_GROUPS[-1] == 0
 
 
 def stacked(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.quantised_weight import INT4_MIDDLE, QuantisedWeight, has_int4_kernel
-from profiler.weight_formats import INT4_GROUPS
+from pdmux_actor.models.quantised_weight import INT4_MIDDLE, QuantisedWeight
+from profiler.weight_formats import INT4_GROUPS, int4_group
 
 _ROWS_AT_ONCE_BYTES = 4 << 20  # of what is computed beside the result
 _INT4_LEVELS = 15
@@ -86,7 +86,7 @@ class StoredLevels:
     def _as_int4(self, dtype: torch.dtype) -> QuantisedWeight | None:
         rows, columns = self.levels.shape
         group = next((size for size in INT4_GROUPS if self.group % size == 0 and columns % size == 0), None)
-        if group is None or self.levels.dtype != torch.uint8 or not has_int4_kernel(rows, columns):
+        if group is None or self.levels.dtype != torch.uint8 or int4_group(rows, columns) is None:
             return None
         if self.levels.amax() > _INT4_LEVELS:
             return None

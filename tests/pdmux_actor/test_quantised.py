@@ -9,6 +9,7 @@ from pdmux_actor.models.quantised_weight import rounded_to_int4, rounded_to_int8
 from pdmux_actor.models.stored_levels import StoredLevels
 from pdmux_actor.models.weights import torch_dtype
 from profiler.specs import ModelSpec
+from profiler.weight_formats import WEIGHT_FORMATS
 
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2), (torch.float16, 3e-3)]
 ROWS, COLUMNS = 96, 256
@@ -146,4 +147,5 @@ def test_int4__of_any_group_and_dtype__takes_the_memory_that_plans_count(group: 
     kept = stored.kept_as(spec.weights, torch_dtype(dtype))
 
     assert kept is not None
-    assert sum(Int4Linear.of(kept).tensor_bytes) == 256 * 128 * spec.weight_format_bytes
+    counted = WEIGHT_FORMATS[spec.weights].product_bytes(256, 128, spec.dtype_bytes)
+    assert sum(Int4Linear.of(kept).tensor_bytes) == counted

@@ -31,10 +31,11 @@ def test_decode__of_one_token__saves_the_time_that_the_bytes_took(weights: str, 
 
     assert saved_s == pytest.approx(params * bytes_saved / H100.memory_bandwidth_bytes_per_s, rel=0.02)
     saved_bytes = DecodeReads(spec(None)).bytes([100]) - DecodeReads(spec(weights)).bytes([100])
-    assert saved_bytes == pytest.approx(params * bytes_saved)
+    assert saved_bytes == pytest.approx(params * bytes_saved, rel=1e-3)  # a scale for each row of int8
 
 
 def test_resident_bytes__of_int8_weights__leave_the_workspace_as_it_is() -> None:
     assert workspace_bytes(spec("int8")) == workspace_bytes(spec(None))
     saved = resident_bytes(spec(None)) - resident_bytes(spec("int8"))
-    assert saved == spec(None).num_projection_params
+    rows = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)  # each has a scale of two bytes
+    assert saved == spec(None).num_projection_params - 2 * rows

@@ -11,7 +11,8 @@ from torch import Tensor
 from pdmux_actor.models.gguf_files.block_levels import GROUP, UNPACKERS, Bytes
 from pdmux_actor.models.gguf_files.opened_file import GgufFile
 from pdmux_actor.models.gguf_files.tensor_names import TensorSource
-from pdmux_actor.models.quantised_weight import QuantisedWeight, has_int4_kernel
+from pdmux_actor.models.quantised_weight import QuantisedWeight
+from profiler.weight_formats import int4_group
 
 _AT_ONCE_BYTES = 4 << 20  # of what is computed beside the result
 
@@ -84,7 +85,7 @@ class GgufTensor:
         first, last = self.kept_columns
         if weights != f"int4_group{GROUP}" or self.type_name not in UNPACKERS or first % GROUP or last % GROUP:
             return None
-        if not has_int4_kernel(self.num_rows, last - first):
+        if int4_group(self.num_rows, last - first) is None:
             return None
         levels = torch.empty((self.num_rows, last - first), dtype=torch.uint8)
         scale = torch.empty((self.num_rows, (last - first) // GROUP), dtype=dtype)
