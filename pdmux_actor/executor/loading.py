@@ -16,6 +16,7 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
 from pdmux_actor.models.compiled.compiled_linear import compiled_projection
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
+from pdmux_actor.models.compiled.int8_linear import Int8Kernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWeights, LayeredDecoder
@@ -60,13 +61,15 @@ def load_decoder(
     device: torch.device | None = None,
     operators: DecoderOperators | None = None,
     kernels: CpuKernels | None = None,
+    int8_kernels: Int8Kernels | None = None,
     launch_limits: LaunchLimits | None = None,
     implementation: ModelImplementation = "auto",
     on_progress: OnProgress = ignore_progress,
     share: RankShare = WHOLE,
 ) -> LoadedModel:
     """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU. What
-    is loaded, and described, is the model's `share`. `kernels` run the models that they serve.
+    is loaded, and described, is the model's `share`. `kernels` run the models that they serve, `int8_kernels`
+    the products of 8 bits.
     With `launch_limits` there must be room for what launches need beside the weights, too.
 
     Raises:
@@ -93,7 +96,7 @@ def load_decoder(
         whole=None if share.num_ranks == 1 else config.spec,
     )
     return LoadedModel(
-        info=info, decoder=_decoder(info, folder, config, device, operators, kernels, on_progress, share)
+        info=info, decoder=_decoder(info, folder, config, device, operators, kernels, int8_kernels, on_progress, share)
     )
 
 
@@ -117,6 +120,7 @@ def _decoder(
     device: torch.device | None,
     operators: DecoderOperators | None,
     kernels: CpuKernels | None,
+    int8_kernels: Int8Kernels | None,
     on_progress: OnProgress,
     share: RankShare,
 ) -> LayeredDecoder:
@@ -141,7 +145,7 @@ def _decoder(
         )
     if kernels is not None and not kernels.serve(info.spec):
         kernels = None
-    make_projection = projection_maker(config.spec.weights)
+    make_projection = projection_maker(config.spec.weights, int8_kernels)
     if kernels is not None:
         operators = CompiledOperators(kernels)
         if kernels.multiply and not config.spec.weights:

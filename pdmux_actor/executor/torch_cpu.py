@@ -24,6 +24,7 @@ from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRu
 from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
+from pdmux_actor.models.compiled.int8_linear import Int8Kernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.decoder import Decoder, LayeredDecoder
@@ -88,6 +89,7 @@ class TorchCpuExecutor:
         self._default_dtype = default_dtype
         self._implementation: ModelImplementation = implementation
         self._kernels = CpuKernels.compiled_into(cached_folder()) if compiles_kernels else None
+        self._int8_kernels = Int8Kernels.compiled_into(cached_folder()) if compiles_kernels else None
         self._storage = KvStorage(self.total_blocks, block_bytes)
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, AttachedModel] = {}
@@ -133,6 +135,7 @@ class TorchCpuExecutor:
             fastest_dtype=self._fastest_dtype,
             implementation=self._implementation,
             kernels=self._kernels,
+            int8_kernels=self._int8_kernels,
             share=self._share,
         )
         self._loaded[model] = loaded

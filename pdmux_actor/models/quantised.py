@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear, Int8Kernels
 from pdmux_actor.models.linear import MakeProjection, Projection, plain_projection
-from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to, rounded_to_int8
+from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to
 
 _INT8_MAX = 127
 _UINT8_ZERO = 128  # oneDNN's fast kernels take unsigned activations
@@ -18,20 +19,22 @@ _CUDA_INNER_TILES = 8
 _INT4_ROWS_AT_ONCE = 512  # packing takes levels of four bytes; its tiles have 64 rows, or 32 at the end
 
 
-def projection_maker(weights: str | None) -> MakeProjection:
-    """Returns what makes projections of weights that are kept so; `weights` is ModelSpec's."""
+def projection_maker(weights: str | None, int8_kernels: Int8Kernels | None = None) -> MakeProjection:
+    """Returns what makes projections of weights that are kept so; `weights` is ModelSpec's. `int8_kernels` multiply
+    those of 8 bits that they serve.
+    """
     if weights is None:
         return plain_projection
-    return _int4_or_int8 if weights.startswith("int4") else _int8
 
+    def rounded_projection(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
+        rounded = rounded_to(weights, weight) if isinstance(weight, Tensor) else weight
+        if rounded.middle is not None:
+            return Int4Linear.of(rounded, bias)
+        if int8_kernels is not None and int8_kernels.serve(rounded):
+            return CompiledInt8Linear.of(int8_kernels, rounded, bias)
+        return Int8Linear(rounded, bias)
 
-def _int8(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
-    return Int8Linear(rounded_to_int8(weight) if isinstance(weight, Tensor) else weight, bias)
-
-
-def _int4_or_int8(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
-    rounded = rounded_to("int4", weight) if isinstance(weight, Tensor) else weight
-    return Int8Linear(rounded, bias) if rounded.middle is None else Int4Linear.of(rounded, bias)
+    return rounded_projection
 
 
 class Int8Linear:

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -216,11 +217,11 @@ def test_load_decoder__kernels__run_what_they_are_best_at_and_logits_stay(
 def test_compiled_library__no_compiler__none_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library, "_is_suited", lambda: True)
+    sources = replace(library.BFLOAT16_KERNELS, suits=lambda: True)
     monkeypatch.setattr(library, "_COMPILERS", ("no-such-compiler",))
 
     with caplog.at_level(logging.INFO):
-        assert library.compiled_library(tmp_path) is None
+        assert library.compiled_library(tmp_path, sources) is None
 
     assert [record.levelname for record in caplog.records] == ["INFO"]
     assert "no C++ compiler" in caplog.text
@@ -229,26 +230,26 @@ def test_compiled_library__no_compiler__none_and_says_so_once(
 def test_compiled_library__compiler_fails__none_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library, "_is_suited", lambda: True)
+    sources = replace(library.BFLOAT16_KERNELS, suits=lambda: True)
     monkeypatch.setattr(library, "_COMPILERS", ("false",))
 
-    assert library.compiled_library(tmp_path) is None
+    assert library.compiled_library(tmp_path, sources) is None
 
     assert "cannot be compiled" in caplog.text
     assert not list(tmp_path.iterdir()), "nothing unfinished is left"
 
 
 def test_compiled_library__unsuited_cpu__compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_is_suited", lambda: False)
+    sources = replace(library.BFLOAT16_KERNELS, suits=lambda: False)
 
-    assert library.compiled_library(tmp_path) is None
+    assert library.compiled_library(tmp_path, sources) is None
     assert not list(tmp_path.iterdir())
 
 
 def test_compiled_library__is_there__is_not_compiled_again(
     tmp_path: Path, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(library.compiled_library(library.cached_folder()), ctypes.CDLL)
+    assert isinstance(library.compiled_library(library.cached_folder(), library.BFLOAT16_KERNELS), ctypes.CDLL)
     monkeypatch.setattr(library, "_COMPILERS", ())
 
-    assert isinstance(library.compiled_library(library.cached_folder()), ctypes.CDLL)
+    assert isinstance(library.compiled_library(library.cached_folder(), library.BFLOAT16_KERNELS), ctypes.CDLL)

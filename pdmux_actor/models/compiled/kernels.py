@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.compiled.library import compiled_library, multiply_best
+from pdmux_actor.models.compiled.library import BFLOAT16_KERNELS, compiled_library, multiply_best
 from profiler.specs import ModelSpec
 
 _LANES = 32  # numbers that are widened at once: a width must be divisible by it
@@ -49,7 +49,7 @@ class CpuKernels:
     @classmethod
     def compiled_into(cls, folder: Path) -> "CpuKernels | None":
         """None where there is no compiler, and on CPUs that they are not for."""
-        library = compiled_library(folder)
+        library = compiled_library(folder, BFLOAT16_KERNELS)
         return None if library is None else cls(library, multiply=multiply_best())
 
     @staticmethod

@@ -11,6 +11,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,14 +20,23 @@ import torch
 _LOG = logging.getLogger(__name__)
 
 _COMPILERS = ("g++", "c++", "clang++")
-_SOURCES = ("products.cpp", "decode_attention.cpp", "layer_parts.cpp")
 _HEADERS = ("bfloat16_lanes.h",)
-# Named, not -march=native: the library then runs on every machine that passes `_is_suited`, also from a shared home.
+# Named, not -march=native: a library then runs on every machine that it `suits`, also from a shared home.
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
 )
 _COMPILE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSources:
+    """Says what one library is compiled of, beside the common flags, for which CPUs, and which models it serves."""
+
+    files: tuple[str, ...]
+    flags: tuple[str, ...]
+    suits: Callable[[], bool]
+    serves: str
 
 
 def cached_folder() -> Path:
@@ -37,16 +48,17 @@ def cached_folder() -> Path:
     return home / ".cache" / "muxfleet" / "kernels"
 
 
-def compiled_library(folder: Path) -> ctypes.CDLL | None:
+def compiled_library(folder: Path, sources: KernelSources) -> ctypes.CDLL | None:
     """Loads the kernels from `folder`, or compiles them into it now (some seconds); None where they cannot be had."""
-    if not _is_suited():
+    if not sources.suits():
         return None
+    slower = f"{sources.serves} models run by torch's operators, slower"
     try:
-        return ctypes.CDLL(str(_compiled(folder)))
+        return ctypes.CDLL(str(_compiled(folder, sources)))
     except _NoCompilerError:
-        _LOG.info("no C++ compiler (%s): bfloat16 models run by torch's operators, slower", ", ".join(_COMPILERS))
+        _LOG.info("no C++ compiler (%s): %s", ", ".join(_COMPILERS), slower)
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning("the CPU kernels cannot be compiled: bfloat16 models run by torch's operators, slower: %s", error)
+        _LOG.warning("the CPU kernels cannot be compiled: %s: %s", slower, error)
     return None
 
 
@@ -61,7 +73,12 @@ def multiply_best() -> bool:
     return _is_intel() and not torch.cpu._is_amx_tile_supported()
 
 
-def _is_suited() -> bool:
+def _suits_int8() -> bool:
+    """A CPU with a matrix unit multiplies integers faster by oneDNN."""
+    return _has_wide_vectors() and torch.cpu._is_vnni_supported() and not torch.cpu._is_amx_tile_supported()
+
+
+def _has_wide_vectors() -> bool:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -74,10 +91,25 @@ def _is_intel() -> bool:
         return False
 
 
-def _compiled(folder: Path) -> Path:
-    here = Path(__file__).parent
-    known = hashlib.sha256(" ".join(_FLAGS).encode())
-    for name in (*_SOURCES, *_HEADERS):
+BFLOAT16_KERNELS = KernelSources(
+    files=("products.cpp", "decode_attention.cpp", "layer_parts.cpp"),
+    flags=(),
+    suits=_has_wide_vectors,
+    serves="bfloat16",
+)
+INT8_KERNELS = KernelSources(
+    # Without contraction a product is rounded alike whatever number of tokens it is compiled for.
+    files=("int8_products.cpp",),
+    flags=("-mavx512vnni", "-ffp-contract=off"),
+    suits=_suits_int8,
+    serves="int8",
+)
+
+
+def _compiled(folder: Path, sources: KernelSources) -> Path:
+    here, flags = Path(__file__).parent, (*_FLAGS, *sources.flags)
+    known = hashlib.sha256(" ".join(flags).encode())
+    for name in (*sources.files, *_HEADERS):
         known.update((here / name).read_bytes())
     library = folder / f"{known.hexdigest()[:16]}.so"
     if library.exists():
@@ -88,9 +120,8 @@ def _compiled(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         target = Path(unfinished) / library.name
-        sources = [str(here / name) for name in _SOURCES]
         subprocess.run(
-            [compiler, *_FLAGS, "-o", str(target), *sources],
+            [compiler, *flags, "-o", str(target), *(str(here / name) for name in sources.files)],
             check=True,
             capture_output=True,
             text=True,

@@ -1,0 +1,117 @@
+"""A matrix product with weights and activations of 8 bits, by a compiled kernel."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pdmux_actor.models.compiled.library import INT8_KERNELS, compiled_library
+from pdmux_actor.models.quantised_weight import QuantisedWeight
+
+_PANEL_ROWS = 16
+_AT_ONCE_COLUMNS = 4
+_LANES = 16
+_MOST_COLUMNS = 1 << 16  # sums of more might not fit 32 bits
+_ZERO = 128  # activations are unsigned
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class Int8Kernels:
+    """Runs on as many threads as torch uses on the calling thread: it shares its OpenMP."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.linear = library.muxfleet_int8_linear
+        self.linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, *(_POINTER,) * 5)
+        self.linear.restype = None
+
+    @classmethod
+    def compiled_into(cls, folder: Path) -> "Int8Kernels | None":
+        """None where there is no compiler, or where torch's operators are the faster ones."""
+        library = compiled_library(folder, INT8_KERNELS)
+        return None if library is None else cls(library)
+
+    @staticmethod
+    def serve(weight: QuantisedWeight) -> bool:
+        """They are for weights of 8 bits in whole panels, on a CPU, and activations that a kernel reads."""
+        rows, columns = weight.levels.shape
+        is_read = weight.scale.dtype in (torch.bfloat16, torch.float32) and weight.levels.device.type == "cpu"
+        is_whole = rows % _PANEL_ROWS == 0 and columns % _LANES == 0 and columns <= _MOST_COLUMNS
+        return weight.middle is None and is_read and is_whole
+
+
+class CompiledInt8Linear:
+    """Implements Projection as Int8Linear does: each token's activations are rounded to 8 bits with a scale of their
+    own, and the product is one of integers, exact and the same in any batch. It is rounded once, with bias and addend.
+    """
+
+    def __init__(self, kernels: Int8Kernels, panels: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        """`panels` as `of` packs them."""
+        self.bias = bias
+        self._kernels = kernels
+        self._panels = panels
+        self._scale = scale
+        self._row_scale = scale.float()
+        self._shift = panels.sum(dim=(1, 3), dtype=torch.int32).flatten().mul_(_ZERO)
+
+    @classmethod
+    def of(cls, kernels: Int8Kernels, weight: QuantisedWeight, bias: Tensor | None = None) -> "CompiledInt8Linear":
+        rows, columns = weight.levels.shape
+        by_panel = weight.levels.view(rows // _PANEL_ROWS, _PANEL_ROWS, columns // _AT_ONCE_COLUMNS, _AT_ONCE_COLUMNS)
+        return cls(kernels, by_panel.transpose(1, 2).contiguous(), weight.scale, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """W, a copy."""
+        levels = self._panels.transpose(1, 2).reshape(len(self._scale), -1)
+        return QuantisedWeight(levels=levels, scale=self._scale).dense()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._scale.dtype
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        sizes = (self._panels.nbytes, self._scale.nbytes)
+        return sizes if self.bias is None else (*sizes, self.bias.nbytes)
+
+    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "CompiledInt8Linear":
+        """`packed` or not, the layout is the same."""
+        panels, scale = of_tensor(self._panels), of_tensor(self._scale)
+        bias = None if self.bias is None else of_tensor(self.bias)
+        return CompiledInt8Linear(self._kernels, panels, scale, bias)
+
+    def repacked(self) -> "CompiledInt8Linear":
+        return self.copied(torch.clone, packed=True)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._product(inputs, None)
+
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        return self._product(inputs, addend.contiguous())
+
+    def _product(self, inputs: Tensor, addend: Tensor | None) -> Tensor:
+        inputs = inputs.contiguous()
+        assert inputs.dtype == self.dtype, "activations have the type of scales"
+        tokens, columns = inputs.shape
+        product = torch.empty(tokens, len(self._scale), dtype=self.dtype)
+        levels = torch.empty(tokens, columns, dtype=torch.uint8)
+        steps = torch.empty(tokens, dtype=torch.float32)
+        self._kernels.linear(
+            self._panels.data_ptr(),
+            self._shift.data_ptr(),
+            self._row_scale.data_ptr(),
+            len(self._scale),
+            columns,
+            inputs.data_ptr(),
+            tokens,
+            int(self.dtype == torch.float32),
+            None if self.bias is None else self.bias.data_ptr(),
+            None if addend is None else addend.data_ptr(),
+            product.data_ptr(),
+            levels.data_ptr(),
+            steps.data_ptr(),
+        )
+        return product
