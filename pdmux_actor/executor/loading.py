@@ -137,10 +137,10 @@ def _decoder(
     if device is not None and device.type != "cpu" and config.spec.is_moe and config.spec.weights is not None:
         reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
         raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
-    if device is not None and device.type != "cpu" and not config.traits.attends_plainly:
+    if device is not None and device.type != "cpu" and not FAMILIES[config.spec.architecture].native_on_gpus:
         raise ModelLoadError(
             model=info.model,
-            reason=f"{config.spec.architecture} is not served on a GPU: its attention has sinks or windows by layer",
+            reason=f"{config.spec.architecture} is not served on a GPU: no kernels here have its attention and experts",
             remedy="serve it in a pool of CPUs, or in an SGLang pool (backend: sglang)",
         )
     if kernels is not None and not kernels.serve(info.spec):
