@@ -25,6 +25,7 @@ class DecodeReads:
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self._weight_bytes = float(spec.weight_bytes)
+        self._expert_bytes = spec.params_per_expert * spec.weight_format_bytes
         # Of the embedding a step reads a few rows.
         self._embedding_bytes = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.hidden_size * spec.dtype_bytes
         self._kv_bytes_per_token = spec.kv_bytes_per_token
@@ -36,7 +37,7 @@ class DecodeReads:
         if spec.is_moe:
             untouched = (1 - spec.experts_per_token / spec.num_experts) ** batch
             experts = spec.num_moe_layers * spec.num_experts * untouched
-            weight_bytes -= experts * spec.params_per_expert * spec.weight_format_bytes
+            weight_bytes -= experts * self._expert_bytes
         weight_bytes -= self._embedding_bytes
         return weight_bytes + self._kv_bytes_per_token * float(sum(context_tokens))
 

@@ -87,7 +87,9 @@ def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
 
 @pytest.mark.parametrize("family", [f for f in SERVED if f.traits is not None], ids=lambda family: family.model_type)
 def test_native_architecture__both_ways__same_tokens(rig: CpuRig, tmp_path: Path, family: ModelFamily) -> None:
-    write_tiny_checkpoint(tmp_path, family.model_type, sliding_window=None)
+    # A window limits the length of native models, but for those whose layers differ in it.
+    changes = {} if family.model_type == "gpt_oss" else {"sliding_window": None}
+    write_tiny_checkpoint(tmp_path, family.model_type, **changes)
     native = CpuRig(executor=TorchCpuExecutor(kv_pool_bytes=16 << 20, block_bytes=2048, device=make_device(1)))
     said = []
     for either in (rig, native):
