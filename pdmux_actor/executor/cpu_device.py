@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import psutil
 import torch
 
+from pdmux_actor.models.compiled.int8_linear import Int8Kernels
+from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.torch_threads import use_torch_threads
@@ -64,8 +66,10 @@ def _compute_shares() -> Mapping[str, float]:
     plain = projection_maker(None)(weight, None)
     plain_s = _best_s(lambda: plain(inputs))
 
+    int8_kernels = Int8Kernels.compiled_into(cached_folder())
+
     def share_of(weights: str) -> float:
-        product = projection_maker(weights)(weight, None)
+        product = projection_maker(weights, int8_kernels)(weight, None)
         return plain_s / _best_s(lambda: product(inputs))
 
     return {weights: share_of(weights) for weights in _FORMATS}
