@@ -137,6 +137,14 @@ def test_gpt_oss__that_slept__says_the_same(rig: CpuRig, tmp_path: Path) -> None
     assert said(rig) == before
 
 
+def test_gpt_oss__in_bfloat16__says_the_same_in_any_batch(rig: CpuRig, tmp_path: Path) -> None:
+    """As wide as compiled kernels want it, where there are any."""
+    write_gpt_oss(tmp_path, head_dim=32)
+    rig.load("m", tmp_path, dtype="bfloat16")
+
+    assert said(rig) == [said(rig, (length,))[0] for length in LENGTHS]
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_gpt_oss__rounded__is_near_and_takes_as_many_bytes_as_planned(
     rig: CpuRig, tmp_path: Path, weights: str
