@@ -1,6 +1,7 @@
 """Finds experts that stand alone, as layers are loaded by name, in the stacks that a checkpoint keeps of them."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,7 @@ class ExpertStacks:
     def __init__(self, traits: MixtureTraits, num_experts: int) -> None:
         parts = "|".join(map(re.escape, (traits.gate, traits.up, traits.down)))
         self._name = re.compile(rf"(.+\.{re.escape(traits.experts)})\.(\d+)\.({parts})\.(weight|bias)")
-        self._stacks = {
+        self._stacks: Mapping[str, tuple[str, int | None]] = {
             traits.gate: ("gate_up_proj", 0),
             traits.up: ("gate_up_proj", 1),
             traits.down: ("down_proj", None),

@@ -227,7 +227,7 @@ class TensorReader:
         if stored is None or not stored.format.of_stacks or source.is_bias:
             tensor, path = self._expert(source.stack, source)
             return PlainProduct(source.outputs(tensor if source.is_bias else tensor.t())), path, source.stack
-        name, tensors = source.stack, {}
+        tensors: dict[str, Tensor] = {}
         for kind in stored.format.tensors:
             name = f"{source.stack}_{kind}"
             tensor, path = self._expert(name, source)
