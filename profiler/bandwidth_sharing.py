@@ -20,7 +20,7 @@ class DecodeReads:
     is looked up once: schedulers ask at every step.
     """
 
-    __slots__ = ("_embedding_bytes", "_kv_bytes_per_token", "_weight_bytes", "spec")
+    __slots__ = ("_embedding_bytes", "_expert_bytes", "_kv_bytes_per_token", "_weight_bytes", "spec")
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
