@@ -8,6 +8,7 @@ from profiler.architectures import family_of
 from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import ModelFamily
+from profiler.families.registry import FAMILIES
 from profiler.weight_formats import PLAIN, QUANTISABLE, WEIGHT_FORMATS, format_of
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
@@ -105,10 +106,14 @@ class ModelSpec:
 
     @property
     def projection_bytes(self) -> int:
-        """Returns what all projections take, with their scales, as they are stacked for products."""
+        """Returns what all projections take, with their scales, as native decoders stack them for products. Of other
+        families the sizes of products are not known: rows count as long ones.
+        """
         if self.weights is None:
             return self.num_projection_params * self.dtype_bytes
         kept_as, hidden = WEIGHT_FORMATS[self.weights], self.hidden_size
+        if self.architecture not in FAMILIES:
+            return int(self.num_projection_params * kept_as.bytes_each(self.dtype_bytes))
         attention, num_dense = self.num_heads * self.head_dim, self.num_layers - self.num_moe_layers
         products = [
             (self.num_layers, attention + 2 * self.num_kv_heads * self.head_dim, hidden),
