@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from lora_adapters import ALL_MODULES, OF_ATTENTION, AdapterShape, random_adapter
+from lora_adapters import ALL_MODULES, AdapterShape, random_adapter
 from rank_rig import EngineRun, running
 
 from pdmux_actor.errors import ModelLoadError
@@ -28,6 +28,11 @@ ADAPTERS = {
     "all": AdapterShape(8, ALL_MODULES, alpha=8.0, options={"use_rslora": True}),
     "inner": AdapterShape(3, ("o_proj", "down_proj", "up_proj")),
 }
+OF_EXPERTS = {
+    "queries": AdapterShape(4, ("q_proj", "v_proj")),
+    "all": AdapterShape(8, ALL_MODULES[:4], alpha=8.0, options={"use_rslora": True}),
+    "inner": AdapterShape(3, ("o_proj", "k_proj")),
+}
 LENGTHS = (1, 150, 33, 64, 7, 97, 40)
 MEMBERS = ("base", "queries", "all", "inner", "all", "base", "queries")
 
@@ -44,7 +49,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_random_checkpoint(folder / "base", BASES[request.param], seed=3)
     adapters = {
         name: random_adapter(folder / "base", folder / name, shape, seed)
-        for seed, (name, shape) in enumerate((OF_ATTENTION if request.param == "experts" else ADAPTERS).items())
+        for seed, (name, shape) in enumerate((OF_EXPERTS if request.param == "experts" else ADAPTERS).items())
     }
     return Family(folder / "base", adapters)
 
