@@ -140,7 +140,7 @@ def test_two_ranks__adapter_of_another_base__is_refused_and_the_others_serve_on(
         model_type="llama", num_layers=2, hidden_size=32, intermediate_size=64, num_heads=4, num_kv_heads=2, head_dim=8
     )
     write_random_checkpoint(tmp_path / "other", shape, seed=0)
-    folder = random_adapter(tmp_path / "other", tmp_path / "adapter", ADAPTERS["all"])
+    folder = random_adapter(tmp_path / "other", tmp_path / "adapter", OF_EXPERTS["all"])
 
     with pytest.raises(ModelLoadError, match=r"set `base` to the model that the adapter was trained on"):
         executor.load_adapter("other", "base", str(folder), revision=None)
