@@ -32,7 +32,7 @@ class NodesOnDemand:
 
     def of(self, unit: Any) -> RayNode:
         """The one that a unit is on."""
-        (found,) = [node for node, node_id in self._there.items() if node_id == unit["report"]["node"]]
+        (found,) = [node for node in self._there if node.node_id == unit["report"]["node"]]
         return found
 
     def give_up(self, node: RayNode) -> None:
