@@ -189,7 +189,11 @@ def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str,
 
 def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *, dtype: str = "bfloat16") -> None:
     loaded = random_model(
-        shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
+        shape,
+        device=executor.torch_device,
+        block_bytes=executor.block_bytes,
+        dtype=dtype,
+        operators=TritonOperators(executor.workspace),
     )
     executor.hold(loaded)
     started_s = time.perf_counter()
@@ -200,7 +204,7 @@ def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *
     chosen = list(cases(executor.device, sizes))
     for case in track(chosen, description="steps", console=Console(stderr=True)):
         kept.attempt(asdict(case), lambda case=case: measure(launches, case, sizes))
-        kept.note(executor.graph_facts)
+        kept.note({**executor.graph_facts, "arenas": executor.arena_facts})
 
 
 def print_tables(kept: KeptRows) -> None:

@@ -64,7 +64,11 @@ FIRST_GUESSES: Mapping[str, tuple[float, int]] = MappingProxyType(
 
 def open_session(executor: TorchCudaExecutor, shape: str, policy: str, budget: int, *, dtype: str) -> EngineSession:
     loaded = random_model(
-        shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
+        shape,
+        device=executor.torch_device,
+        block_bytes=executor.block_bytes,
+        dtype=dtype,
+        operators=TritonOperators(executor.workspace),
     )
     executor.hold(loaded)
     settings = SchedulerSettings(

@@ -103,7 +103,11 @@ def run(
 ) -> dict[str, int]:
     """What has no place in the hot path, and how often it was seen."""
     loaded = random_model(
-        shape, device=executor.torch_device, block_bytes=executor.block_bytes, dtype=dtype, operators=TritonOperators()
+        shape,
+        device=executor.torch_device,
+        block_bytes=executor.block_bytes,
+        dtype=dtype,
+        operators=TritonOperators(executor.workspace),
     )
     executor.hold(loaded)
     launches = HandMadeLaunches(executor, loaded.info)

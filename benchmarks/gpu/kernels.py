@@ -114,7 +114,8 @@ def prefill_work(tokens: int, heads: Heads, device: torch.device, dtype: torch.d
     key, value = (torch.randn(tokens, heads.kv, heads.dim, device=device, dtype=dtype) for _ in range(2))
     ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
     chunk = ChunkExtent(first=0, length=tokens, context_tokens=tokens)
-    return lambda: varlen_attention(query, key, value, ends, ends, [chunk])
+    attended = torch.empty_like(query)
+    return lambda: varlen_attention(query, key, value, ends, ends, [chunk], attended)
 
 
 def decode_keys(shape: tuple[int, int, int], heads: Heads, sms: int, tilings: Sequence[DecodeTiling]) -> Iterator[Row]:

@@ -79,7 +79,7 @@ def open_session(executor: TorchCudaExecutor, system: System, *, dtype: str) -> 
             device=executor.torch_device,
             block_bytes=executor.block_bytes,
             dtype=dtype,
-            operators=TritonOperators(),
+            operators=TritonOperators(executor.workspace),
         )
         executor.hold(loaded)
         held.append(loaded.info)

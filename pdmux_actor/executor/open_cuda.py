@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 import torch
+from torch.nn.attention import varlen
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.cuda_runner import MakeCudaRunner, lone_cuda_runner
@@ -11,6 +12,7 @@ from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGrap
 from pdmux_actor.executor.cuda.flash_attention import BUILT_IN, activate_flash_attention
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.cuda.partition_streams import open_partition_streams
+from pdmux_actor.executor.cuda.prefix_pages import paged_flash
 from pdmux_actor.executor.cuda.told_products import products_gain_on_partition
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.rank_share import WHOLE, RankShare
@@ -57,6 +59,7 @@ def open_cuda_executor(
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
         graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
         captures_ahead=captures,
+        paged_flash=paged_flash(varlen),
         launch_limits=launch_limits,
         chosen={"prefill_attention": flash, "products": products},
         share=share,

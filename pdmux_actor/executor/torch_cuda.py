@@ -19,12 +19,13 @@ import torch
 from pdmux_actor.executor.cuda.capture_plan import likely_captures
 from pdmux_actor.executor.cuda.cuda_device import check_pool
 from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, bucket_of
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
+from pdmux_actor.executor.cuda.lane_arenas import LaneArenas, arena_facts
 from pdmux_actor.executor.cuda.lane_device import Event, LaneDevice
+from pdmux_actor.executor.cuda.lane_rates import partition_rate
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
-from pdmux_actor.executor.cuda.shared_logits import SharedLogits
-from pdmux_actor.executor.cuda.warm_up import warm_up
+from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
+from pdmux_actor.executor.cuda.warm_up import prompt_sizes, warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
@@ -33,7 +34,7 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.triton_operators import TritonOperators
-from pdmux_actor.models.weights import torch_dtype
+from pdmux_actor.models.workspace import Workspace
 from pdmux_actor.scheduling.launch import (
     FIRST_DECODE_LANE,
     PREFILL_LANE,
@@ -79,6 +80,7 @@ class TorchCudaExecutor:
         device: DeviceSpec,
         graphs: DecodeGraphs,
         captures_ahead: bool = True,
+        paged_flash: PagedFlash | None = None,
         launch_limits: LaunchLimits = DEFAULT_LIMITS,
         chosen: Mapping[str, str] | None = None,
         share: RankShare = WHOLE,
@@ -86,8 +88,9 @@ class TorchCudaExecutor:
     ) -> None:
         """`captures_ahead`: the decode steps of `launch_limits` on every partition are captured when a model is
         attached, which takes seconds; at once if it is the only one, so that it is ready with them, else whenever no
-        launch is in flight. A model needs room for launches of `launch_limits` beside its weights. `chosen`: what was,
-        for people. `share` is what it loads of each model; `make_runner` gives each lane what enqueues its launches.
+        launch is in flight. A model needs room for launches of `launch_limits` beside its weights. `paged_flash` is
+        used where it takes blocks. `chosen`: what was, for people. `share` is what it loads of each model;
+        `make_runner` gives each lane what enqueues its launches.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
@@ -109,6 +112,10 @@ class TorchCudaExecutor:
         self._adapters = LoadedAdapters()
         self._graphs = graphs
         self._captures_ahead = captures_ahead
+        self._paged_flash = paged_flash
+        self._warmed_tokens = launch_limits.batch_tokens if captures_ahead else 0
+        self.workspace = Workspace()
+        self._arenas = LaneArenas(launch_limits, share.num_ranks, self._spare_bytes)
         self._runners = {number: self._new_runner(number) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._sms = dict.fromkeys(Lane, device.num_sms)
         self._in_flight: dict[int, _InFlight] = {}  # by lane number
@@ -151,11 +158,13 @@ class TorchCudaExecutor:
                 available_bytes=self._free_bytes(),
                 fastest_dtype=lambda spec: _FASTEST_DTYPE,
                 device=self._lanes.device,
-                operators=TritonOperators(),
+                operators=TritonOperators(self.workspace),
                 launch_limits=self._launch_limits,
                 share=self._share,
             )
-            warm_up(loaded, self.block_bytes, self._lanes.device, self.device.num_sms)
+            prompts = prompt_sizes(self._warmed_tokens)
+            device, num_sms = self._lanes.device, self.device.num_sms
+            warm_up(loaded, self.block_bytes, device, num_sms, workspace=self.workspace, prompts=prompts)
         self.hold(loaded)
         return loaded.info
 
@@ -168,25 +177,17 @@ class TorchCudaExecutor:
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         loaded = self._loaded[info.model]
-        device = self._lanes.device
-        self._attached[info.model] = CudaModel(
-            info=info,
-            decoder=loaded.decoder,
-            kv=DeviceKv(
-                pool=self._pool.view(torch_dtype(info.spec.dtype)),
-                table=torch.zeros(row_table.shape, dtype=torch.int32, device=device),
-                kv_heads=info.spec.num_kv_heads,
-                head_dim=info.spec.head_dim,
-                tokens_per_row=info.geometry.tokens_per_row,
-                on_device=np.zeros(len(row_table), dtype=np.bool_),
-            ),
-            row_table=row_table,
-            eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),
-            max_rows=-(-info.max_model_len // info.geometry.tokens_per_row) + 1,
-            logits=SharedLogits(bucket_of(self._launch_limits.sequences)),
+        self._attached[info.model] = CudaModel.of(
+            loaded,
+            row_table,
+            self._pool,
+            workspace=self.workspace,
+            most_sequences=self._launch_limits.sequences,
+            flash=self._paged_flash,
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there
         self._lanes.settle()
+        self._serve_models()
         if self._captures_ahead:
             most_sequences = self._launch_limits.sequences
             self._graphs.plan(likely_captures(info.model, self._lanes.streams, self.device, most_sequences))
@@ -210,6 +211,16 @@ class TorchCudaExecutor:
         self._graphs.forget_model(model)
         for runner in self._runners.values():
             runner.forget_model(model)
+        self._serve_models()
+
+    def _serve_models(self) -> None:
+        """Beside other models, arenas are resized before each lane's next launch, on its stream."""
+        self._arenas.serve(attached.info for attached in self._attached.values())
+        if len(self._attached) <= 1:
+            for number, runner in self._runners.items():
+                if number not in self._in_flight:
+                    self._arenas.resize(number, runner.arena)
+            self._lanes.settle()  # what the default stream still did with the memory
 
     def sleep_model(self, model: str, most_bytes: int) -> int:
         source = self._loaded.get(model) or self._attached[model]
@@ -231,7 +242,7 @@ class TorchCudaExecutor:
         check_room(model, host.info.spec, needed_bytes, self._free_bytes())
         with torch.inference_mode():
             weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
-            decoder = awakened(host.config, weights, host.info.max_model_len, TritonOperators())
+            decoder = awakened(host.config, weights, host.info.max_model_len, TritonOperators(self.workspace))
         self.hold(LoadedModel(info=host.info, decoder=decoder))  # its kernels were compiled when it came first
         self.forget_sleeper(model)
         return host.info
@@ -240,8 +251,11 @@ class TorchCudaExecutor:
         self._lanes.unpin(self._asleep.pop(model).region.whole)
 
     def _free_bytes(self) -> int:
-        """For weights and workspace."""
-        return max(0, self._lanes.free_memory_bytes() - self._graphs.budget_bytes)
+        """For weights, and for the workspace that a plan gives to each model: what lanes have of it is there."""
+        return max(0, self._spare_bytes() + self._arenas.reserved_bytes({n: r.arena for n, r in self._runners.items()}))
+
+    def _spare_bytes(self) -> int:
+        return self._lanes.free_memory_bytes() - self._graphs.budget_bytes
 
     def submit(self, launch: Launch) -> None:
         match launch:
@@ -271,6 +285,10 @@ class TorchCudaExecutor:
         return self._lanes.device
 
     @property
+    def arena_facts(self) -> Mapping[str, int]:
+        return arena_facts(runner.arena for runner in self._runners.values())
+
+    @property
     def graph_facts(self) -> Mapping[str, float]:
         """Returns `DecodeGraphs.facts` and the share of the memory that they hold."""
         held = self._graphs.facts()
@@ -282,7 +300,7 @@ class TorchCudaExecutor:
         """
         kernels = LargeKernels(self._lanes.device)
         self._lanes.settle()
-        return tuple(self._rate(kernels, sms) for sms in shares)
+        return tuple(partition_rate(self._lanes, kernels, sms) for sms in shares)
 
     def wake(self) -> None:
         self._woken.set()
@@ -326,6 +344,7 @@ class TorchCudaExecutor:
         started_s = self.now()
         try:
             with torch.inference_mode(), self._lanes.on(stream, sms):
+                self._arenas.resize(number, self.runner(number).arena)
                 enqueue = self.runner(number).prepare(launch, sms, stream, first_sm=first_sm)
                 started_s = self.now()
                 read, event = enqueue(), self._lanes.record(stream)
@@ -371,17 +390,8 @@ class TorchCudaExecutor:
     def _pause(self, deadline_s: float | None) -> None:
         if self._in_flight:
             time.sleep(0)  # lets other threads in; a longer sleep would cost a share of a decode step
-            return
-        self._woken.wait(None if deadline_s is None else max(0.0, deadline_s - self.now()))
-
-    def _rate(self, kernels: LargeKernels, sms: int) -> PartitionRate:
-        prefill, decode = (self._lanes.streams.stream(lane, sms) for lane in (Lane.PREFILL, Lane.DECODE))
-        given_sms = self._lanes.streams.sms_given(Lane.PREFILL, sms)
-        with self._lanes.on(prefill, given_sms):
-            flops_per_s = kernels.flops_per_s(prefill)
-        with self._lanes.on(decode, self._lanes.streams.sms_given(Lane.DECODE, sms)):
-            bandwidth_bytes_per_s = kernels.bandwidth_bytes_per_s(decode)
-        return PartitionRate(sms=given_sms, flops_per_s=flops_per_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        else:
+            self._woken.wait(None if deadline_s is None else max(0.0, deadline_s - self.now()))
 
     def _repartition(self, shares: Repartition) -> None:
         total = shares.prefill_sms + shares.decode_sms

@@ -141,7 +141,7 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[tokens] -> hidden states [tokens, hidden_size]."""
-        return functional.embedding(token_ids, self.weights.embedding)
+        return self._operators.embedding(self.weights.embedding, token_ids)
 
     def rotary(self, positions: Tensor, prompts: Iterable[PromptPiece] = ()) -> Tensor:
         """[tokens] -> [2, tokens, 1, head_dim], for `forward_layers`. `prompts`: what of the batch is of prompts."""
@@ -175,18 +175,18 @@ class Decoder:
         eps = self.config.rms_norm_eps
         for index in range(first_layer, last_layer):
             layer = self.weights.layers[index]
-            normed = self._operators.rms_norm(hidden, layer.input_norm, eps)
-            attended = self._attend(index, layer, normed, rotary, attention, adapters)
-            if adapters is not None:
-                hidden = adapters.plus(index, Site.OUTPUT, layer.output, attended, hidden)
-                hidden = self._adapted_mlp(index, layer, hidden, adapters)
-                continue
-            hidden = layer.output.plus(attended, hidden)
-            tile_tokens = (layer.feed_forward.is_tiled and self._operators.mlp_tile_tokens) or len(hidden)
-            tiles = [
-                self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, len(hidden), tile_tokens)
-            ]
-            hidden = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+            with self._operators.passing():
+                normed = self._operators.rms_norm(hidden, layer.input_norm, eps)
+                attended = self._attend(index, layer, normed, rotary, attention, adapters)
+                if adapters is None:
+                    hidden = layer.output.plus(attended, hidden)
+                else:
+                    hidden = adapters.plus(index, Site.OUTPUT, layer.output, attended, hidden)
+            if adapters is None:
+                hidden = self._mlp_by_tiles(layer, hidden)
+            else:
+                with self._operators.passing():
+                    hidden = self._adapted_mlp(index, layer, hidden, adapters)
         return hidden
 
     def final_states(self, hidden: Tensor) -> Tensor:
@@ -202,7 +202,8 @@ class Decoder:
         head = self.weights.lm_head
         if isinstance(head, CompiledLinear):
             return head.float_product(self.final_states(hidden))
-        logits = head(functional.rms_norm(hidden, norm.shape, norm, eps)).float()
+        operators = self._operators
+        logits = operators.floats(operators.product(head, functional.rms_norm(hidden, norm.shape, norm, eps)))
         if hidden.device.type == "cpu" and hidden.dtype != torch.float32 and head.has_plain_rows:
             sharpen_top_logits(logits, functional.rms_norm(hidden.float(), norm.shape, norm.float(), eps), head)
         return logits
@@ -217,7 +218,7 @@ class Decoder:
         adapters: AdapterBatch | None,
     ) -> Tensor:
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        stacked = layer.qkv(normed)
+        stacked = self._operators.product(layer.qkv, normed)
         if adapters is not None:
             adapters.add(index, Site.QKV, normed, stacked)
         qkv = stacked.view(normed.shape[0], heads + 2 * kv_heads, -1)
@@ -227,10 +228,19 @@ class Decoder:
         key, value = query_key[:, heads:], qkv[:, heads + kv_heads :]
         return attention(index, query_key[:, :heads], key, value, self._attention_traits[index])
 
-    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+    def _mlp_by_tiles(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """With the residual connection."""
-        normed = self._operators.rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
-        return layer.feed_forward.plus(normed, hidden, self._operators)
+        tile_tokens = (layer.feed_forward.is_tiled and self._operators.mlp_tile_tokens) or len(hidden)
+        tiles = [self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, len(hidden), tile_tokens)]
+        if len(tiles) == 1:
+            return tiles[0]
+        # What was added in place, tile by tile, is whole.
+        return hidden if tiles[0].data_ptr() == hidden.data_ptr() else torch.cat(tiles)
+
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        with self._operators.passing():
+            normed = self._operators.rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
+            return layer.feed_forward.plus(normed, hidden, self._operators)
 
     def _adapted_mlp(self, index: int, layer: LayerWeights, hidden: Tensor, adapters: AdapterBatch) -> Tensor:
         mlp = layer.feed_forward
@@ -238,7 +248,7 @@ class Decoder:
             return self._mlp(layer, hidden)
         assert isinstance(mlp, GatedMlp), "a dense model's layers have an ordinary MLP"
         normed = self._operators.rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
-        gate_up = mlp.gate_up(normed)
+        gate_up = self._operators.product(mlp.gate_up, normed)
         adapters.add(index, Site.GATE_UP, normed, gate_up)
         inner = self._operators.silu_product(gate_up)
         return adapters.plus(index, Site.DOWN, mlp.down, inner, hidden)

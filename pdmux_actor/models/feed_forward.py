@@ -48,7 +48,7 @@ class GatedMlp:
 
     def gated(self, inputs: Tensor, operators: DecoderOperators) -> Tensor:
         """Returns what `down` multiplies with."""
-        gate_up = self.gate_up(inputs)
+        gate_up = operators.product(self.gate_up, inputs)
         return operators.silu_product(gate_up) if self.clamped is None else _clamped_product(gate_up, self.clamped)
 
     def copied(self, of_projection: Callable[[Projection], Projection]) -> "GatedMlp":

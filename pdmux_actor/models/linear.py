@@ -141,6 +141,19 @@ class Linear:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._weight, self.bias, "none", [], "")
         return product
 
+    def into(self, inputs: Tensor, product: Tensor) -> None:
+        """Writes the product to `product`, where a GPU multiplies."""
+        if self._onednn:
+            product.copy_(self(inputs))
+        elif self.bias is None:
+            torch.mm(inputs, self._weight.t(), out=product)
+        else:
+            torch.addmm(self.bias, inputs, self._weight.t(), out=product)
+
+    @property
+    def out_features(self) -> int:
+        return self._weight.shape[0]
+
     def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
         """The product, and `addend` of its shape added in the same pass; `addend` may be overwritten."""
         if not self._onednn:

@@ -1,11 +1,14 @@
 """The small operations between a decoder's matrix products, which each kind of device fuses in its own way."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from pdmux_actor.models.linear import Projection
 
 # Tokens that go through an MLP at once on a CPU: its intermediate values then stay in the cache.
 CPU_MLP_TILE_TOKENS = 256
@@ -22,6 +25,22 @@ class HeadNorms:
 class DecoderOperators(Protocol):
     mlp_tile_tokens: int | None
     """That go through an MLP at once; None: all."""
+
+    def passing(self) -> AbstractContextManager[None]:
+        """Encloses all uses of what the other operations make within it."""
+        ...
+
+    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
+        """[vocab_size, width], [tokens] -> [tokens, width]."""
+        ...
+
+    def product(self, projection: Projection, inputs: Tensor) -> Tensor:
+        """Returns what `projection` makes of `inputs`."""
+        ...
+
+    def floats(self, values: Tensor) -> Tensor:
+        """The same in float32; `values` themselves where they are."""
+        ...
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[tokens, width] -> the same shape."""
@@ -42,7 +61,23 @@ class DecoderOperators(Protocol):
         ...
 
 
-class TorchOperators:
+class AllocatingOperators:
+    """The part of DecoderOperators that says where results lie: wherever torch's allocator says."""
+
+    def passing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
+        return functional.embedding(token_ids, weight)
+
+    def product(self, projection: Projection, inputs: Tensor) -> Tensor:
+        return projection(inputs)
+
+    def floats(self, values: Tensor) -> Tensor:
+        return values.float()
+
+
+class TorchOperators(AllocatingOperators):
     """Implements DecoderOperators with plain torch."""
 
     mlp_tile_tokens: int | None = CPU_MLP_TILE_TOKENS

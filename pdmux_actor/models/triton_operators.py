@@ -1,14 +1,19 @@
 """A decoder's small operations as Triton kernels: one launch each, where plain torch takes three to six."""
 
+from contextlib import AbstractContextManager
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from pdmux_actor.models.linear import Linear, Projection
 from pdmux_actor.models.operators import HeadNorms
+from pdmux_actor.models.workspace import Workspace
 
 _SILU_TILE = 1024
+_NORM_TILE = 2048
 _HEADS_TILE = 8  # of 64 lanes each: four elements for each thread
 
 
@@ -71,14 +76,64 @@ def _silu_product_kernel(gate_up_ptr, out_ptr, width, TILE: tl.constexpr):
     tl.store(out_ptr + token * width + columns, (activated * up).to(kind), mask=mask)
 
 
+@triton.jit
+def _norm_kernel(hidden_ptr, token_stride, weight_ptr, out_ptr, width, eps, TILE: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, TILE)
+    squares = tl.zeros([TILE], tl.float32)
+    for first in range(0, width, TILE):
+        columns = first + lanes
+        part = tl.load(hidden_ptr + token * token_stride + columns, mask=columns < width, other=0.0).to(tl.float32)
+        squares += part * part
+    scale = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)
+    for first in range(0, width, TILE):
+        columns = first + lanes
+        mask = columns < width
+        part = tl.load(hidden_ptr + token * token_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + token * width + columns, (part * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)
+
+
 class TritonOperators:
-    """Implements DecoderOperators on a GPU."""
+    """Implements DecoderOperators on a GPU. Results lie in the arena that `workspace` has, where it has one."""
 
     # Enough rows to fill any GPU; a prompt of 100,000 tokens would otherwise take 9 GB between an 8B model's products.
     mlp_tile_tokens: int | None = 4096
 
+    def __init__(self, workspace: Workspace | None = None) -> None:
+        self._workspace = workspace or Workspace()
+
+    def passing(self) -> AbstractContextManager[None]:
+        return self._workspace.passing()
+
+    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
+        if not self._workspace.takes:
+            return functional.embedding(token_ids, weight)
+        embedded = self._workspace.empty((len(token_ids), weight.shape[1]), weight.dtype, weight.device)
+        return torch.index_select(weight, 0, token_ids, out=embedded)
+
+    def product(self, projection: Projection, inputs: Tensor) -> Tensor:
+        if not (self._workspace.takes and isinstance(projection, Linear)):
+            return projection(inputs)
+        product = self._workspace.empty((len(inputs), projection.out_features), projection.dtype, inputs.device)
+        projection.into(inputs, product)
+        return product
+
+    def floats(self, values: Tensor) -> Tensor:
+        if not self._workspace.takes or values.dtype == torch.float32:
+            return values.float()
+        return self._workspace.empty(tuple(values.shape), torch.float32, values.device).copy_(values)
+
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return functional.rms_norm(hidden, weight.shape, weight, eps)
+        if not self._workspace.takes:
+            return functional.rms_norm(hidden, weight.shape, weight, eps)
+        assert hidden.stride(1) == 1, "a token's elements lie side by side"
+        normed = self._workspace.empty(tuple(hidden.shape), hidden.dtype, hidden.device)
+        if len(hidden):
+            width = hidden.shape[1]
+            tile = min(_NORM_TILE, triton.next_power_of_2(width))
+            _norm_kernel[(len(hidden),)](hidden, hidden.stride(0), weight, normed, width, eps, TILE=tile)
+        return normed
 
     def rotate(
         self, query_key: Tensor, rotary: Tensor, norms: HeadNorms | None, num_heads: int, rms_norm_eps: float
@@ -107,7 +162,7 @@ class TritonOperators:
 
     def silu_product(self, gate_up: Tensor) -> Tensor:
         num_tokens, both = gate_up.shape
-        product = torch.empty(num_tokens, both // 2, dtype=gate_up.dtype, device=gate_up.device)
+        product = self._workspace.empty((num_tokens, both // 2), gate_up.dtype, gate_up.device)
         if num_tokens:
             grid = (num_tokens, triton.cdiv(both // 2, _SILU_TILE))
             _silu_product_kernel[grid](gate_up.contiguous(), product, both // 2, TILE=_SILU_TILE)

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
+from profiler.families.registry import FAMILIES
 from profiler.specs import ModelSpec
 
-# cuBLAS keeps 32 MiB for every stream that multiplied, two for each of eight partitions; kernels' code is the rest.
-LIBRARY_BYTES = 1 << 30
+_CUBLAS_BYTES = 32 << 20  # that cuBLAS keeps for every stream that multiplied, on Hopper (8 MiB on most others)
+CUBLAS_STREAMS = 19  # of both lanes on the whole GPU and on eight shares of it, and the default one
+_CODE_BYTES = 416 << 20  # kernels of libraries, once they are loaded
+LIBRARY_BYTES = CUBLAS_STREAMS * _CUBLAS_BYTES + _CODE_BYTES
 _GRAPH_SHARE = 0.06  # of a GPU's memory, for captured decode graphs (MuxWise §4.5: 6.2 %)
 _PARTITIONS = 6
 _LOGIT_BYTES = 4  # sampling works in float32
@@ -33,8 +36,19 @@ def workspace_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = D
 
 
 def kept_prefill_bytes(specs: Iterable[ModelSpec], limits: LaunchLimits = DEFAULT_LIMITS) -> int:
-    """Returns what the partitions of a GPU keep of their largest prefills: each has an allocator of its own."""
-    return _PARTITIONS * max((workspace_bytes(spec, 1, limits) for spec in specs), default=0)
+    """Returns what a GPU's launches keep beside the workspace of each model: the decode lane has one, too. Models that
+    do not compute in the lanes' arenas keep what a prefill took on each partition.
+    """
+    kept = (workspace_bytes(spec, 1, limits) * (1 if computes_in_arenas(spec) else _PARTITIONS) for spec in specs)
+    return max(kept, default=0)
+
+
+def computes_in_arenas(spec: ModelSpec) -> bool:
+    """Returns whether a GPU's lanes have one arena each for the model's intermediate values: dense models that this
+    engine's own code runs, not quantised.
+    """
+    family = FAMILIES.get(spec.architecture)
+    return family is not None and family.traits is not None and not spec.is_moe and spec.weights is None
 
 
 def held_weight_bytes(spec: ModelSpec, num_gpus: int) -> int:

@@ -8,7 +8,13 @@ from model_shapes import LLAMA_3_8B
 from placement_cases import MIB, make_model, make_unit
 
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from placement.estimation.memory import bytes_for_models, resident_bytes, resident_bytes_on, workspace_bytes
+from placement.estimation.memory import (
+    bytes_for_models,
+    kept_prefill_bytes,
+    resident_bytes,
+    resident_bytes_on,
+    workspace_bytes,
+)
 from placement.launch_limits import LaunchLimits
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
@@ -20,6 +26,18 @@ LARGE_LAUNCHES = LaunchLimits(batch_tokens=8192, sequences=256)
 def test_workspace__larger_launches__take_what_the_formula_says() -> None:
     assert workspace_bytes(LLAMA_3_8B) // MIB == 231
     assert workspace_bytes(LLAMA_3_8B, limits=LARGE_LAUNCHES) // MIB == 925
+
+
+def test_kept_prefills__models_in_arenas_and_others__one_workspace_or_one_for_each_partition() -> None:
+    """Lanes have an arena each; what computes elsewhere is kept by every partition's stream."""
+    own_bytes = workspace_bytes(LLAMA_3_8B, limits=LARGE_LAUNCHES)
+    quantised = replace(LLAMA_3_8B, weights="int8")
+    foreign = replace(LLAMA_3_8B, architecture="GPT2LMHeadModel")
+
+    assert kept_prefill_bytes([LLAMA_3_8B, LLAMA_3_8B], LARGE_LAUNCHES) == own_bytes
+    assert kept_prefill_bytes([LLAMA_3_8B, quantised], LARGE_LAUNCHES) == 6 * own_bytes
+    assert kept_prefill_bytes([foreign], LARGE_LAUNCHES) == 6 * own_bytes
+    assert kept_prefill_bytes([]) == 0
 
 
 def test_launch_limits__nobody_says_otherwise__are_the_schedulers() -> None:

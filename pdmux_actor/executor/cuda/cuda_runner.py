@@ -23,8 +23,10 @@ from pdmux_actor.executor.cuda.device_sampler import (
     sample_with_reports,
 )
 from pdmux_actor.executor.cuda.host_stage import HostStage
+from pdmux_actor.executor.cuda.prefix_pages import PagedFlash, fitting_flash
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.cuda.split_list import target_splits
+from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
 from pdmux_actor.executor.packed_batch import token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
@@ -33,6 +35,8 @@ from pdmux_actor.messages import SampledToken
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
+from pdmux_actor.models.weights import torch_dtype
+from pdmux_actor.models.workspace import LaneArena, Workspace
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -47,7 +51,9 @@ MakeBucket = Callable[[LayeredDecoder, DeviceKv, int, int, SharedLogits | None],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaModel:
-    """`buckets` are made when first needed. `max_rows` is the most rows that a sequence can hold."""
+    """`buckets` are made when first needed. `max_rows` is the most rows that a sequence can hold. `workspace` is the
+    decoder's operators'.
+    """
 
     info: ModelInfo
     decoder: LayeredDecoder
@@ -55,9 +61,45 @@ class CudaModel:
     row_table: npt.NDArray[np.int64]
     eos_token_ids: Tensor
     max_rows: int
+    workspace: Workspace = field(default_factory=Workspace)
     logits: SharedLogits | None = None
     make_bucket: MakeBucket = DecodeBucket
     buckets: dict[int, DecodeBucket] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedModel,
+        row_table: npt.NDArray[np.int64],
+        pool: Tensor,
+        *,
+        workspace: Workspace,
+        most_sequences: int,
+        flash: PagedFlash | None,
+    ) -> "CudaModel":
+        """A model whose rows' blocks lie in `pool`, of bytes. Steps of up to `most_sequences` share a place for logits.
+        `flash` is used if it takes blocks.
+        """
+        info, device = loaded.info, pool.device
+        pool = pool.view(torch_dtype(info.spec.dtype))
+        return cls(
+            info=info,
+            decoder=loaded.decoder,
+            kv=DeviceKv(
+                pool=pool,
+                table=torch.zeros(row_table.shape, dtype=torch.int32, device=device),
+                kv_heads=info.spec.num_kv_heads,
+                head_dim=info.spec.head_dim,
+                tokens_per_row=info.geometry.tokens_per_row,
+                on_device=np.zeros(len(row_table), dtype=np.bool_),
+                flash=fitting_flash(flash, pool, info.spec.head_dim),
+            ),
+            row_table=row_table,
+            eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),
+            max_rows=-(-info.max_model_len // info.geometry.tokens_per_row) + 1,
+            workspace=workspace,
+            logits=SharedLogits(bucket_of(most_sequences)),
+        )
 
     def bucket(self, num_sequences: int) -> DecodeBucket:
         size = bucket_of(num_sequences)
@@ -86,6 +128,7 @@ class CudaRunner:
         self._graphs = graphs
         self._stage = HostStage(device)
         self._prefills: dict[int, UnfinishedDevicePrefill] = {}
+        self.arena = LaneArena(device)  # of nothing: whoever knows what launches need gives it a size
 
     def prepare(self, launch: ComputeLaunch, sms: int, stream: Any, *, first_sm: int = 0) -> Enqueue:
         """Prepares a launch for `stream`, which the caller has made current and keeps so, and which has `sms` SMs, for
@@ -94,16 +137,23 @@ class CudaRunner:
         A decode step of a shape that has come again and again without a graph is captured here: that takes several
         steps' time once, and is no part of the step.
         """
+        workspace = self._models[launch.model].workspace
         match launch:
             case PrefillSlice():
-                return partial(self._prefill, launch)
+                enqueue: Enqueue = partial(self._prefill, launch)
             case DecodeStep():
-                return self._prepare_decode(launch, sms, stream, first_sm)
+                enqueue = self._prepare_decode(launch, sms, stream, first_sm)
             case MixedStep():
-                return partial(self._mixed, launch, sms)
+                enqueue = partial(self._mixed, launch, sms)
+        return partial(self._in_arena, workspace, enqueue)
+
+    def _in_arena(self, workspace: Workspace, enqueue: Enqueue) -> Read:
+        with workspace.using(self.arena):
+            return enqueue()
 
     def drop_prefill(self, batch_id: int) -> None:
         self._prefills.pop(batch_id, None)
+        self.arena.let_go(batch_id)
 
     def forget_model(self, model: str) -> None:
         for batch_id, state in list(self._prefills.items()):
@@ -111,11 +161,21 @@ class CudaRunner:
                 self.drop_prefill(batch_id)
 
     def _prefill(self, launch: PrefillSlice) -> Read:
+        try:
+            return self._prefill_slice(launch)
+        except BaseException:
+            self.arena.let_go(launch.batch_id)
+            raise
+
+    def _prefill_slice(self, launch: PrefillSlice) -> Read:
         model = self._models[launch.model]
         if launch.first_layer == 0:
             batch = stage_batch(self._stage, launch.chunks, (), model.row_table, model.kv.tokens_per_row)
             upload_begun(model, batch)
-            hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
+            with model.workspace.keeping(launch.batch_id):
+                hidden, rotary = model.decoder.start(
+                    batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts
+                )
             state = UnfinishedDevicePrefill(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
         else:
             state = self._prefills.pop(launch.batch_id)
@@ -126,18 +186,22 @@ class CudaRunner:
         if launch.last_layer < model.info.spec.num_layers:
             self._prefills[launch.batch_id] = state
             return Produced
-        return _sample_batch(model, state.batch, state.hidden, launch.chunks)
+        with model.workspace.passing():
+            read = _sample_batch(model, state.batch, state.hidden, launch.chunks)
+        self.arena.let_go(launch.batch_id)  # the lane's next launch comes after this one
+        return read
 
     def _mixed(self, launch: MixedStep, sms: int) -> Read:
         model = self._models[launch.model]
         batch = stage_batch(self._stage, launch.chunks, launch.sequences, model.row_table, model.kv.tokens_per_row)
         upload_begun(model, batch)
         splits = target_splits(model.kv.kv_heads, sms)
-        hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
         adapters = _adapters(model, launch.chunks, launch.sequences)
         layers = 0, model.info.spec.num_layers
-        hidden = self._forward(model, batch, hidden, rotary, layers, splits, adapters)
-        return _sample_batch(model, batch, hidden, launch.chunks)
+        with model.workspace.passing():
+            hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
+            hidden = self._forward(model, batch, hidden, rotary, layers, splits, adapters)
+            return _sample_batch(model, batch, hidden, launch.chunks)
 
     def _forward(
         self,
@@ -151,7 +215,7 @@ class CudaRunner:
     ) -> Tensor:
         """Layers from the first to before the second of `layers`."""
         return model.decoder.forward_layers(
-            hidden, rotary, BatchAttention(model.kv, batch, num_splits), *layers, adapters
+            hidden, rotary, BatchAttention(model.kv, batch, num_splits, model.workspace), *layers, adapters
         )
 
     def capture(self, key: GraphKey, stream: Any) -> None:
@@ -198,7 +262,8 @@ class CudaRunner:
     ) -> Read:
         bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
         for _ in range(launch.steps):
-            forward()
+            with model.workspace.passing():
+                forward()
             sample()
         sampled = _to_host(bucket.sampled[: launch.steps])
         num_sequences = len(launch.sequences)
@@ -215,7 +280,8 @@ class CudaRunner:
         bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
         samples = list[DeviceSample]()
         for _ in range(launch.steps):
-            forward()
+            with model.workspace.passing():
+                forward()
             earlier = [sample.token_ids for sample in samples]
             sample = sample_with_reports(bucket.logits, bucket.parameters, rows, model.eos_token_ids, earlier)
             bucket.advance(sample.token_ids)

@@ -29,7 +29,8 @@ class ChunkExtent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBatch:
     """`tensors`, int32 unless said: token_ids, positions, rows [tokens]; query_ends, context_ends [chunks + 1]
-    (cumulative); context_rows, context_offsets [all chunks' contexts], where a chunk continues a cached prefix;
+    (cumulative); context_rows, context_offsets [all chunks' contexts], chunk_rows [chunks * most rows] and
+    context_tokens [chunks], where a chunk continues a cached prefix;
     decode_rows [decodes * row_stride], row_stride [1], decode_contexts [decodes]; sampled [rows] (places of the tokens
     whose logits are wanted); begun_rows [n], begun_blocks [n, blocks_per_row]; and SamplingRows' arrays. `arrays` are
     the same on the host.
@@ -76,6 +77,7 @@ def stage_batch(
     num_chunk_tokens = sum(e.length for e in extents)
     sampling = SamplingRows.of([*(c.sequence for c in chunks if c.samples), *decodes], device=stage.device)
     decode_rows, row_stride = padded_rows(decodes, len(decodes))
+    chunk_rows, _ = padded_rows([c.sequence for c in chunks] if has_prefix else [], len(chunks))
     arrays: dict[str, npt.NDArray[np.generic]] = {
         "token_ids": _int32([i for ids in token_ids for i in ids]),
         "positions": _int32(all_positions),
@@ -84,6 +86,8 @@ def stage_batch(
         "context_ends": _int32(np.cumsum([0, *(e.context_tokens for e in extents)])),
         "context_rows": _int32(np.concatenate(context_rows)) if has_prefix else _int32([]),
         "context_offsets": _int32(np.concatenate(contexts) % tokens_per_row) if has_prefix else _int32([]),
+        "chunk_rows": chunk_rows.reshape(-1) if has_prefix else _int32([]),
+        "context_tokens": _int32([e.context_tokens for e in extents]),
         "decode_rows": decode_rows.reshape(-1),
         "row_stride": _int32([row_stride]),
         "decode_contexts": _int32([len(s.token_ids) for s in decodes]),

@@ -4,10 +4,11 @@ A row's physical blocks stand in a device table `[max_rows, blocks_per_row]` of 
 rows, never blocks, so that no table of layers x heads crosses the bus.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from pdmux_actor.models.workspace import Workspace
 
 
 # One variant serves every layer: a layer's first column is no reason to compile again.
@@ -113,12 +114,21 @@ def store_kv(
 
 
 def gather_kv(
-    pool: Tensor, table: Tensor, rows: Tensor, offsets: Tensor, *, layer: int, kv_heads: int, head_dim: int
+    pool: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    *,
+    layer: int,
+    kv_heads: int,
+    head_dim: int,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """K and V `[tokens, kv_heads, head_dim]` of the tokens at `offsets` of `rows` (int32 [tokens] each)."""
-    shape = (rows.shape[0], kv_heads, head_dim)
-    key = torch.empty(shape, dtype=pool.dtype, device=pool.device)
-    value = torch.empty_like(key)
+    """K and V `[tokens, kv_heads, head_dim]` of the tokens at `offsets` of `rows` (int32 [tokens] each). `workspace`
+    None: by torch's allocator.
+    """
+    shape, places = (rows.shape[0], kv_heads, head_dim), workspace or Workspace()
+    key, value = (places.empty(shape, pool.dtype, pool.device) for _ in range(2))
     if len(rows):
         _gather_kernel[(rows.shape[0],)](
             pool,

@@ -1,22 +1,46 @@
-"""Compiles a model's kernels before its first launch, which would otherwise wait for seconds."""
+"""Runs a model's operations once before its first launch, which would otherwise wait for seconds: Triton compiles its
+kernels, and libraries load those that they choose for prompts of these sizes.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
-from pdmux_actor.executor.cuda.device_batch import ChunkExtent
-from pdmux_actor.executor.cuda.device_sampler import SamplingKind
+from pdmux_actor.executor.cuda.device_attention import BatchAttention, DeviceKv
+from pdmux_actor.executor.cuda.device_batch import ChunkExtent, DeviceBatch
+from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows
 from pdmux_actor.executor.cuda.host_stage import HostStage
-from pdmux_actor.executor.cuda.kv_kernels import gather_kv
-from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
 from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.models.weights import torch_dtype
+from pdmux_actor.models.workspace import LaneArena, Workspace
+
+_SHORTEST_PROMPT_TOKENS = 2
+_SMALLEST_LARGE_PROMPT_TOKENS = 128
 
 
-def warm_up(loaded: LoadedModel, block_bytes: int, device: torch.device, num_sms: int) -> None:
-    """One decode step on padding, one gather and the attention of two prompt tokens, over a pool of a single row. Runs
-    beside launches of other models.
+def prompt_sizes(most_tokens: int) -> tuple[int, ...]:
+    """The largest launch and every quarter of the one before: for products of about the same size libraries choose the
+    same kernels.
+    """
+    sizes = [most_tokens]
+    while sizes[-1] >= 4 * _SMALLEST_LARGE_PROMPT_TOKENS:
+        sizes.append(sizes[-1] // 4)
+    return (*(size for size in sizes if size > _SHORTEST_PROMPT_TOKENS), _SHORTEST_PROMPT_TOKENS)
+
+
+def warm_up(
+    loaded: LoadedModel,
+    block_bytes: int,
+    device: torch.device,
+    num_sms: int,
+    *,
+    workspace: Workspace,
+    prompts: Sequence[int],
+) -> None:
+    """One decode step on padding, and the first layer of prompts of so many tokens with a cached prefix, over a pool of
+    a single row. Runs beside launches of other models. `workspace`: of the decoder's operators.
     """
     spec, geometry = loaded.info.spec, loaded.info.geometry
     pool = torch.zeros(geometry.blocks_per_row, block_bytes, dtype=torch.uint8, device=device)
@@ -32,11 +56,32 @@ def warm_up(loaded: LoadedModel, block_bytes: int, device: torch.device, num_sms
     bucket.load_padding(HostStage(device))
     bucket.forward(num_sms)
     bucket.sample(SamplingKind.DRAWN)
-    first = torch.zeros(1, dtype=torch.int32, device=device)
-    gather_kv(kv.pool, kv.table, first, first, layer=0, kv_heads=kv.kv_heads, head_dim=kv.head_dim)
-    # FlashAttention 4 compiles at its first call; the others load their code.
-    prompt = torch.zeros(2, spec.num_heads + spec.num_kv_heads, spec.head_dim, dtype=kv.pool.dtype, device=device)
-    key = prompt[:, spec.num_heads :]
-    ends = torch.arange(0, 4, 2, dtype=torch.int32, device=device)
-    chunk = ChunkExtent(first=0, length=2, context_tokens=2)
-    varlen_attention(prompt[:, : spec.num_heads], key, key, ends, ends, [chunk])
+    with workspace.using(LaneArena(device)):  # an empty one: as on a lane, but everything from torch's allocator
+        for num_tokens in prompts:
+            batch = _prompt(min(num_tokens, loaded.info.max_model_len), device)
+            hidden, rotary = loaded.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"])
+            loaded.decoder.forward_layers(hidden, rotary, BatchAttention(kv, batch, 1, workspace), 0, 1)
+
+
+def _prompt(num_tokens: int, device: torch.device) -> DeviceBatch:
+    """All of its tokens in row 0, and its whole context gathered from there."""
+    zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+    ends = torch.arange(0, 2 * num_tokens, num_tokens, dtype=torch.int32, device=device)
+    return DeviceBatch(
+        tensors={
+            "token_ids": zeros,
+            "positions": torch.arange(num_tokens, dtype=torch.int32, device=device),
+            "rows": zeros,
+            "query_ends": ends,
+            "context_ends": ends,
+            "context_rows": zeros,
+            "context_offsets": zeros,
+        },
+        arrays={},
+        chunks=(ChunkExtent(first=0, length=num_tokens, context_tokens=num_tokens),),
+        num_decodes=0,
+        has_prefix=True,
+        sampling=SamplingRows.of(()),
+        begun_rows=np.zeros(0, dtype=np.int64),
+        prompts=(),
+    )

@@ -1,6 +1,7 @@
 """Enqueues on a rank of GPUs that follows what the leading rank tells it to."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,10 @@ class FollowingCudaRunner(CudaRunner):
 
     def do(self, told: LanePass) -> None:
         model = self._lane_models[told.model]
+        with model.workspace.using(self.arena):
+            self._do(told, model)
+
+    def _do(self, told: LanePass, model: CudaModel) -> None:
         match told:
             case DevicePass():
                 self._pass(told, model)
@@ -62,7 +67,8 @@ class FollowingCudaRunner(CudaRunner):
             batch = self._staged(told.batch)
             upload_begun(model, batch)
             tensors = batch.tensors
-            hidden, rotary = model.decoder.start(tensors["token_ids"], tensors["positions"], batch.prompts)
+            with nullcontext() if told.batch_id is None else model.workspace.keeping(told.batch_id):
+                hidden, rotary = model.decoder.start(tensors["token_ids"], tensors["positions"], batch.prompts)
             state = UnfinishedDevicePrefill(told.model, batch, rotary, hidden, 0, None)
         assert state.next_layer == told.first_layer, "slices of a prefill batch must follow one another"
         layers = told.first_layer, told.last_layer
@@ -70,6 +76,8 @@ class FollowingCudaRunner(CudaRunner):
         state.next_layer = told.last_layer
         if told.batch_id is not None and told.last_layer < model.info.spec.num_layers:
             self._prefills[told.batch_id] = state
+        elif told.batch_id is not None:
+            self.arena.let_go(told.batch_id)
 
     def _staged(self, sent: DeviceBatchOnWire) -> DeviceBatch:
         arrays = {name: array.array() for name, array in sent.arrays.items()}

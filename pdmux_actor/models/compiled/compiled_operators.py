@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from pdmux_actor.models.compiled.kernels import CpuKernels
-from pdmux_actor.models.operators import CPU_MLP_TILE_TOKENS, HeadNorms
+from pdmux_actor.models.operators import CPU_MLP_TILE_TOKENS, AllocatingOperators, HeadNorms
 
 
-class CompiledOperators:
+class CompiledOperators(AllocatingOperators):
     """Implements DecoderOperators."""
 
     mlp_tile_tokens: int | None = CPU_MLP_TILE_TOKENS

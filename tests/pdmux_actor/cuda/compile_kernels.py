@@ -28,6 +28,7 @@ from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
 from pdmux_actor.executor.cuda.split_list import split_list, target_splits
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.triton_operators import TritonOperators
+from pdmux_actor.models.workspace import LaneArena, Workspace
 
 SMS = 132
 BLOCK_BYTES = 16 * 1024
@@ -60,7 +61,11 @@ def call_all(heads: int, kv_heads: int, head_dim: int, mlp: int, dtype: torch.dt
     qkv = torch.zeros(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     rotary = torch.zeros(9, 2, head_dim, dtype=dtype).index_select(0, rows).transpose(0, 1).unsqueeze(2)
     norms = HeadNorms(query=qkv[0, 0].clone(), key=qkv[0, 0].clone()) if has_norms else None
-    operators = TritonOperators()
+    workspace = Workspace()
+    operators = TritonOperators(workspace)
+    with workspace.using(LaneArena(torch.device("cpu"))), workspace.passing():
+        hidden = torch.zeros(tokens, heads * head_dim, dtype=dtype)
+        operators.rms_norm(hidden, hidden[0].clone(), 1e-6)
     operators.rotate(qkv[:, : heads + kv_heads], rotary, norms, heads, 1e-6)
     operators.silu_product(torch.zeros(tokens, 2 * mlp, dtype=dtype))
     key, value = qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]

@@ -8,6 +8,7 @@ from cpu_rig import NAN_BYTE, CpuRig
 
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, Step
 from pdmux_actor.executor.cuda.lane_device import Event
+from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
@@ -112,6 +113,7 @@ def make_cuda_rig(
     capture_fails: RuntimeError | None = None,
     captures_ahead: bool = False,
     launch_limits: LaunchLimits = DEFAULT_LIMITS,
+    paged_flash: PagedFlash | None = None,
 ) -> CpuRig:
     executor = TorchCudaExecutor(
         kv_pool_bytes=KV_POOL_BYTES,
@@ -120,6 +122,7 @@ def make_cuda_rig(
         device=replace(H200, num_sms=NUM_SMS),
         graphs=DecodeGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
         captures_ahead=captures_ahead,
+        paged_flash=paged_flash,
         launch_limits=launch_limits,
     )
     executor._pool.fill_(NAN_BYTE)

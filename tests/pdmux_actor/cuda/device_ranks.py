@@ -40,6 +40,7 @@ def _executor(rank: int, make_runner) -> TorchCudaExecutor:
         lanes=CpuLanes(),
         device=replace(H200, num_sms=NUM_SMS),
         graphs=DecodeGraphs(None, 0),
+        captures_ahead=False,
         share=RankShare(rank=rank, num_ranks=2),
         make_runner=make_runner,
     )

@@ -29,6 +29,7 @@ from pdmux_actor.executor.cuda.host_stage import Arrays, layout, views
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.models import triton_operators
 from pdmux_actor.models.triton_operators import TritonOperators
+from pdmux_actor.models.workspace import Workspace
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -87,7 +88,9 @@ class FakeStage:
 class OtherDevice:
     def __init__(self, kernels: dict[str, Kernel], shape: str, dtype: str) -> None:
         self.kernels = kernels
-        loaded = random_model(shape, device=GPU, block_bytes=BLOCK_BYTES, dtype=dtype, operators=TritonOperators())
+        workspace = Workspace()
+        operators = TritonOperators(workspace)
+        loaded = random_model(shape, device=GPU, block_bytes=BLOCK_BYTES, dtype=dtype, operators=operators)
         info = loaded.info
         self.num_layers = info.spec.num_layers
         geometry = info.geometry
@@ -106,9 +109,11 @@ class OtherDevice:
             row_table=np.zeros((rows, geometry.blocks_per_row), dtype=np.int64),
             eos_token_ids=torch.empty(2, dtype=torch.int64, device=GPU),
             max_rows=rows,
+            workspace=workspace,
         )
         self.runner = CudaRunner({info.model: self.model}, DecodeGraphs(None, 0), GPU)
         self.runner._stage = FakeStage()
+        self.runner.arena.resize(1 << 20)
 
     def sequence(self, num_tokens: int, **sampling: object) -> TokenSequence:
         request = GenerateRequest(
@@ -135,7 +140,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         (decode_kernels, ("_split_kernel", "_join_kernel")),
         (kv_kernels, ("_store_kernel", "_gather_kernel")),
         (sampling_kernels, ("_draw_kernel",)),
-        (triton_operators, ("_rotate_kernel", "_silu_product_kernel")),
+        (triton_operators, ("_rotate_kernel", "_silu_product_kernel", "_norm_kernel")),
     ):
         for name in names:
             kernels[name] = Kernel()

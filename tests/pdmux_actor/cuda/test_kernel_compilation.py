@@ -34,6 +34,7 @@ def test_kernels__for_an_absent_gpu__compile_without_spills(capability: int, tmp
         "_store_kernel",
         "_gather_kernel",
         "_rotate_kernel",
+        "_norm_kernel",
         "_draw_kernel",
     } <= set(report)
     assert all(variant["copies_ahead"] > 0 for variant in report["_split_kernel"]), report["_split_kernel"]

@@ -12,13 +12,15 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, CpuLanes, NoStream, make_cuda_rig
+from triton.runtime.interpreter import InterpretedFunction
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError, ModelTooLarge
 from pdmux_actor.executor import torch_cuda
-from pdmux_actor.executor.cuda import warm_up
+from pdmux_actor.executor.cuda import device_attention
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.warm_up import prompt_sizes
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import LoadReport
@@ -85,7 +87,7 @@ def test_attach_model__tables_made_on_the_default_stream__are_waited_for(
 
     rig.load("llama", tiny_checkpoints["llama"])
 
-    assert settled == [["llama"]]
+    assert settled == [["llama"], ["llama"]]  # before and after its lanes have memory
 
 
 def test_load_report__plain_streams__says_why() -> None:
@@ -283,13 +285,43 @@ def test_partition_rates__shares__are_measured_on_both_lanes_streams(monkeypatch
 def test_load_model__before_its_first_launch__every_kernel_has_run_once(
     tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_cuda_rig()
+    limits = LaunchLimits(batch_tokens=20, sequences=1)
+    rig = make_cuda_rig(captures_ahead=True, launch_limits=limits)
     attended: list[tuple[int, ...]] = []
 
     def attention(query: torch.Tensor, key: torch.Tensor, *rest: object) -> None:
-        attended.append((*query.shape[1:], *key.shape[1:]))
+        attended.append((*query.shape, *key.shape[1:]))
 
-    monkeypatch.setattr(warm_up, "varlen_attention", attention)
+    monkeypatch.setattr(device_attention, "varlen_attention", attention)
+    ran = ran_kernels(monkeypatch)
     rig.load("qwen3", tiny_checkpoints["qwen3"])
 
-    assert attended == [(6, 16, 2, 16)]
+    assert attended == [(20, 6, 16, 2, 16), (2, 6, 16, 2, 16)]
+    assert ran == {
+        "_split_kernel",
+        "_join_kernel",
+        "_store_kernel",
+        "_gather_kernel",
+        "_rotate_kernel",
+        "_silu_product_kernel",
+        "_norm_kernel",
+        "_draw_kernel",
+    }
+
+
+def test_prompt_sizes__limits_of_a_unit__from_the_largest_launch_to_the_shortest_prompt() -> None:
+    assert prompt_sizes(8192) == (8192, 2048, 512, 128, 2)
+    assert prompt_sizes(0) == (2,)
+
+
+def ran_kernels(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the kernels that the interpreter runs from now on."""
+    names: set[str] = set()
+    launch = InterpretedFunction.__getitem__
+
+    def noted(self: InterpretedFunction, grid: object) -> object:
+        names.add(self.fn.__name__)
+        return launch(self, grid)
+
+    monkeypatch.setattr(InterpretedFunction, "__getitem__", noted)
+    return names

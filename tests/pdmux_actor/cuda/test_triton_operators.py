@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from pdmux_actor.models.operators import HeadNorms, TorchOperators
 from pdmux_actor.models.triton_operators import TritonOperators
+from pdmux_actor.models.workspace import LaneArena, Workspace
 
 HEADS, KV_HEADS, TOKENS = 3, 2, 5
 
@@ -41,3 +42,21 @@ def test_silu_product__odd_width__as_torch(dtype: torch.dtype) -> None:
 
     tolerance = 1e-6 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(product, TorchOperators().silu_product(gate_up), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [48, 2048, 5000])
+def test_rms_norm__in_an_arena__as_torch(width: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(*size, generator=generator).to(dtype) for size in ((TOKENS, width), (width,)))
+    workspace = Workspace()
+    operators, arena = TritonOperators(workspace), LaneArena(torch.device("cpu"))
+    arena.resize(1 << 20)
+
+    with workspace.using(arena), workspace.passing():
+        normed = operators.rms_norm(hidden[1:], weight, 1e-5)  # a tile of a launch's tokens
+
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    expected = TorchOperators().rms_norm(hidden[1:], weight, 1e-5)
+    torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)
+    assert arena.most_taken_bytes >= normed.nbytes

@@ -244,7 +244,9 @@ def test_varlen_attention__bf16_chunks_with_prefixes__as_the_exact_one() -> None
         for lengths in zip(*sizes, strict=True)
     ]
 
-    attended = varlen_attention(query, key, value, *ends, chunks)
+    attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+    varlen_attention(query, key, value, *ends, chunks, attended)
+    attended = attended.flatten(1)
 
     begin = 0
     for chunk in chunks:
