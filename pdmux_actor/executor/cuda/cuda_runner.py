@@ -265,6 +265,7 @@ class CudaRunner:
             with model.workspace.passing():
                 forward()
             sample()
+        bucket.leave(launch.sequences, launch.steps)
         sampled = _to_host(bucket.sampled[: launch.steps])
         num_sequences = len(launch.sequences)
         return lambda: _produced(
@@ -286,6 +287,7 @@ class CudaRunner:
             sample = sample_with_reports(bucket.logits, bucket.parameters, rows, model.eos_token_ids, earlier)
             bucket.advance(sample.token_ids)
             samples.append(sample)
+        bucket.leave(launch.sequences, launch.steps)
         on_host = [_sample_to_host(sample) for sample in samples]
         alternatives = rows.num_alternatives
         return lambda: _produced(list(zip(*(host_tokens(s, alternatives) for s in on_host), strict=True)))

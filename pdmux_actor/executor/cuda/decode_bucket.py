@@ -1,7 +1,8 @@
 """The decode step of one model at one batch size, over buffers that never move, so that it can be captured.
 
 It feeds itself: the sampled token, the next position and the step counter stay on the device, so look-ahead steps run
-back to back without the host (DuetServe §4.3).
+back to back without the host (DuetServe §4.3). Sequences' rows stay there, too: a launch sends those that are new. One
+that goes on where the bucket's last one ended sends nothing else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
-from pdmux_actor.executor.cuda.held_rows import HeldRows
+from pdmux_actor.executor.cuda.held_rows import HeldRows, NewRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.cuda.split_list import split_list, target_splits
@@ -24,10 +25,13 @@ from pdmux_actor.scheduling.sequence import TokenSequence
 
 MAX_STEPS = 16
 _PADDING = -1
+_READ_ARRAYS = ("uniforms", "row_places", "new_rows", "begun_rows", "begun_blocks")
 
 
 class DecodeBucket:
     """`size` sequences at most; the rest are padding, which writes no KV and samples tokens that nobody reads."""
+
+    goes_on = True  # whether what the last launch left on the device may be gone on with
 
     def __init__(
         self, decoder: LayeredDecoder, kv: DeviceKv, size: int, max_rows: int, logits: SharedLogits | None = None
@@ -40,22 +44,26 @@ class DecodeBucket:
         self._logits: Tensor | None = None
         self._held_rows = HeldRows(size, max_rows)
         device = kv.pool.device
-        most_begun = size * (MAX_STEPS // kv.tokens_per_row + 1)
-        longest = {
-            **self._fixed_arrays((), 1, SamplingRows.of((), num_steps=MAX_STEPS, num_rows=size)),
-            "rows": np.zeros(size * max_rows, dtype=np.int32),
-            "begun_rows": np.zeros(most_begun, dtype=np.int64),
-            "begun_blocks": np.zeros((most_begun, kv.table.shape[1]), dtype=np.int32),
-        }
-        self._buffer = torch.zeros(layout(longest)[1], dtype=torch.uint8, device=device)
-        self._inputs = views(self._buffer, longest)
-        self._places = torch.arange(size, dtype=torch.int32, device=device)
+        fixed = self._fixed_arrays((), SamplingRows.of((), num_steps=MAX_STEPS, num_rows=size))
+        self._fixed_bytes = layout(fixed)[1]
+        self._buffer = torch.zeros(self._fixed_bytes, dtype=torch.uint8, device=device)
+        self._inputs = views(self._buffer, fixed)
+        self._rows = torch.zeros(size * max_rows, dtype=torch.int32, device=device)
+        self._row_stride = torch.full((1,), max_rows, dtype=torch.int32, device=device)
+        self._places = torch.arange(0, size * max_rows, max_rows, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(MAX_STEPS, size, dtype=torch.int32, device=device)
+        self._sampling: tuple[Sequence[TokenSequence], SamplingRows] | None = None
+        self._left: tuple[Sequence[TokenSequence], list[int]] | None = None  # sequences and tokens known of each
 
     def sampling(self, sequences: Sequence[TokenSequence], steps: int) -> SamplingRows:
         """Returns the sampling of a launch of `steps` steps, padded to the bucket."""
-        device = self._kv.pool.device
-        return SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size, device=device)
+        if self._sampling is not None and self._sampling[0] == sequences:
+            rows = self._sampling[1].later(sequences, steps)
+        else:
+            device = self._kv.pool.device
+            rows = SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size, device=device)
+        self._sampling = (sequences, rows) if rows.is_plain else None
+        return rows
 
     def load(
         self,
@@ -67,24 +75,72 @@ class DecodeBucket:
     ) -> None:
         """Sends the inputs of `steps` steps, and the blocks of rows that these begin."""
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
-        rows, row_stride = self._held_rows.of(sequences)
-        begun = _begun_rows(sequences, steps, self._kv.tokens_per_row)
-        read = _read_rows(sequences, rows, self._kv.tokens_per_row)
-        if not self._kv.on_device[read].all():
-            # Rows that no launch has written to: a measurement gives sequences a context that was never computed.
-            self._kv.upload_missing(np.unique(read), row_table)
-        arrays: Arrays = {
-            **self._fixed_arrays(sequences, row_stride, sampling),
-            "rows": rows.reshape(-1),
-            "begun_rows": begun,
-            "begun_blocks": row_table[begun].astype(np.int32),
-        }
-        self._send(stage, arrays, begun)
+        left, self._left = self._left, None  # nobody knows what a launch that fails leaves
+        num_tokens = [len(sequence.token_ids) for sequence in sequences]
+        try:
+            arrays = self._row_arrays(sequences, num_tokens, steps, row_table)
+            if sampling.is_plain and self.goes_on and left == (sequences, num_tokens):
+                self._inputs["step"].zero_()
+                if sampling.kind is SamplingKind.DRAWN:
+                    arrays["uniforms"] = sampling.arrays["uniforms"][:steps]
+            else:
+                arrays = {**self._fixed_arrays(sequences, sampling), **arrays}
+            self._send(stage, arrays)
+        except BaseException:
+            self._held_rows.forget()
+            raise
 
-    def _send(self, stage: HostStage, arrays: Arrays, begun: npt.NDArray[np.int64]) -> None:
-        sent = stage.send(arrays, self._buffer, ("rows", "begun_rows", "begun_blocks"))
-        assert sent["rows"].data_ptr() == self._inputs["rows"].data_ptr(), "the captured step reads another place"
-        self._kv.upload(begun, sent["begun_rows"], sent["begun_blocks"])
+    def leave(self, sequences: Sequence[TokenSequence], steps: int) -> None:
+        """All steps of a launch are enqueued: their last tokens and positions are what another one may go on with."""
+        self._left = sequences, [len(sequence.token_ids) + steps for sequence in sequences]
+
+    def _row_arrays(
+        self,
+        sequences: Sequence[TokenSequence],
+        num_tokens: Sequence[int],
+        steps: int,
+        row_table: npt.NDArray[np.int64],
+    ) -> dict[str, npt.NDArray[np.generic]]:
+        """Those that the device lacks."""
+        new = self._held_rows.take(sequences)
+        tokens_per_row = self._kv.tokens_per_row
+        self._check_sent(new, num_tokens, row_table)
+        begun = _begun_rows(self._held_rows.table, np.array(num_tokens, dtype=np.int64) - 1, steps, tokens_per_row)
+        arrays = dict[str, npt.NDArray[np.generic]]()
+        if len(new.places):
+            arrays |= {"row_places": new.places, "new_rows": new.rows}
+        if len(begun):
+            arrays |= {"begun_rows": begun, "begun_blocks": row_table[begun].astype(np.int32)}
+        return arrays
+
+    def _check_sent(self, new: NewRows, num_tokens: Sequence[int], row_table: npt.NDArray[np.int64]) -> None:
+        """Rows that hold a context were sent by whoever wrote to them first. A measurement gives sequences a context
+        that was never computed: its rows are sent here, which waits.
+        """
+        if not new.changed:
+            return
+        changed = np.array(new.changed)
+        # The row of the token that comes next may be begun by this launch.
+        num_read = -(-(np.array(num_tokens, dtype=np.int64)[changed] - 1) // self._kv.tokens_per_row)
+        rows = self._held_rows.table[changed][:, : num_read.max(initial=0)]
+        read = rows[np.arange(rows.shape[1]) < num_read[:, None]]
+        if not self._kv.on_device[read].all():
+            self._kv.upload_missing(np.unique(read), row_table)
+
+    def _send(self, stage: HostStage, arrays: Arrays) -> None:
+        if not arrays:
+            return
+        received = torch.empty(layout(arrays)[1], dtype=torch.uint8, device=self._buffer.device)
+        sent = stage.send(arrays, received, _READ_ARRAYS)
+        if "positions" in arrays:
+            self._buffer.copy_(received[: self._fixed_bytes])  # where a captured step reads them
+        elif "uniforms" in arrays:
+            self._inputs["uniforms"][: len(sent["uniforms"])].copy_(sent["uniforms"])
+        if "new_rows" in arrays:
+            self._rows.index_copy_(0, sent["row_places"], sent["new_rows"])
+        if "begun_rows" in arrays:
+            begun = np.asarray(arrays["begun_rows"], dtype=np.int64)
+            self._kv.upload(begun, sent["begun_rows"], sent["begun_blocks"])
 
     def load_padding(self, stage: HostStage) -> None:
         """Inputs under which a step changes nothing but its own buffers."""
@@ -125,11 +181,11 @@ class DecodeBucket:
         return self._inputs
 
     def _forward(self, num_splits: int, adapters: AdapterBatch | None) -> Tensor:
-        positions, row_stride, rows = (self._inputs[name] for name in ("positions", "row_stride", "rows"))
+        positions, row_stride, rows = self._inputs["positions"], self._row_stride, self._rows
         active = positions >= 0
         contexts = positions + 1  # padding: 0
         known = positions.clamp(min=0)
-        row_places = self._places * row_stride + torch.div(known, self._kv.tokens_per_row, rounding_mode="floor")
+        row_places = self._places + torch.div(known, self._kv.tokens_per_row, rounding_mode="floor")
         splits = split_list(contexts, num_splits)
         token_rows = torch.where(active, rows.index_select(0, row_places), _PADDING)
 
@@ -141,35 +197,22 @@ class DecodeBucket:
         return self._decoder.forward_layers(hidden, rotary, attention, 0, self._decoder.spec.num_layers, adapters)
 
     def _fixed_arrays(
-        self, sequences: Sequence[TokenSequence], row_stride: int, sampling: SamplingRows
+        self, sequences: Sequence[TokenSequence], sampling: SamplingRows
     ) -> dict[str, npt.NDArray[np.generic]]:
-        """Arrays whose sizes depend on the bucket only: what follows them in the buffer stays in place."""
+        """Arrays whose sizes depend on the bucket only."""
         padding = self.size - len(sequences)
         return {
             "step": np.zeros(1, dtype=np.int32),
-            "row_stride": np.array([row_stride], dtype=np.int32),
             "token_ids": np.array([s.token_ids[-1] for s in sequences] + [0] * padding, dtype=np.int32),
             "positions": np.array([len(s.token_ids) - 1 for s in sequences] + [_PADDING] * padding, dtype=np.int32),
             **sampling.arrays,
         }
 
 
-def _read_rows(
-    sequences: Sequence[TokenSequence], rows: npt.NDArray[np.int32], tokens_per_row: int
-) -> npt.NDArray[np.int32]:
-    """Those of `rows` (padded) that hold a sequence's context. The others are begun by later steps, with which their
-    blocks are sent.
-    """
-    context_tokens = np.array([len(s.token_ids) - 1 for s in sequences], dtype=np.int64)
-    num_read = -(-context_tokens // tokens_per_row)
-    return rows[: len(sequences)][np.arange(rows.shape[1]) < num_read[:, None]]
-
-
-def _begun_rows(sequences: Sequence[TokenSequence], steps: int, tokens_per_row: int) -> npt.NDArray[np.int64]:
-    """Rows whose first token one of the next `steps` steps writes."""
-    begun = []
-    for sequence in sequences:
-        position = len(sequence.token_ids) - 1
-        first = -(-position // tokens_per_row)
-        begun += sequence.rows[first : (position + steps - 1) // tokens_per_row + 1]
-    return np.array(begun, dtype=np.int64)
+def _begun_rows(
+    table: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], steps: int, tokens_per_row: int
+) -> npt.NDArray[np.int64]:
+    """Rows, of sequences' rows in `table`, whose first token one of the next `steps` steps writes."""
+    first, last = -(-positions // tokens_per_row), (positions + steps - 1) // tokens_per_row
+    begun = [table[place, first[place] : last[place] + 1] for place in np.flatnonzero(last >= first)]
+    return np.concatenate(begun).astype(np.int64) if begun else np.zeros(0, dtype=np.int64)

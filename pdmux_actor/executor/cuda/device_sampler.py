@@ -5,7 +5,7 @@ here and 53 there, so that a number within 1e-7 of the border of two tokens may 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
@@ -40,6 +40,7 @@ class SamplingRows:
     arrays: Mapping[str, npt.NDArray[np.generic]]
     num_alternatives: tuple[int | None, ...]
     has_min_tokens: bool
+    seeds: npt.NDArray[np.uint64] | None = None  # where rows are drawn
     processor: LogitsProcessor | None = None
     constrained: ConstrainedRows | None = None
 
@@ -65,11 +66,10 @@ class SamplingRows:
         params = [s.request.sampling for s in sequences]
         padding = (num_rows or len(params)) - len(params)
         drawn = any(p.temperature > 0 for p in params)
-        uniforms = np.zeros((num_steps or steps, len(params) + padding))
+        uniforms, seeds = np.zeros((num_steps or steps, len(params) + padding)), None
         if drawn:  # greedy rows read none of this, and a list is a long way to an array
             seeds = np.array([p.seed & _UINT64 for p in params] + [0] * padding, dtype=np.uint64)
-            done = np.array([s.num_output_tokens for s in sequences] + [0] * padding, dtype=np.int64)
-            uniforms[:steps] = [uniform(seeds, done + step) for step in range(steps)]
+            _draw(uniforms, seeds, sequences, steps)
         left = [p.min_tokens - s.num_output_tokens for p, s in zip(params, sequences, strict=True)]
         return cls(
             kind=SamplingKind.DRAWN if drawn else SamplingKind.GREEDY,
@@ -82,9 +82,33 @@ class SamplingRows:
             },
             num_alternatives=tuple(p.logprobs for p in params),
             has_min_tokens=any(n > 0 for n in left),
+            seeds=seeds,
             processor=LogitsProcessor.of(sequences, num_rows=num_rows, to_device=partial(_sent, device)),
             constrained=ConstrainedRows.of(sequences, num_rows=num_rows),
         )
+
+    def later(self, sequences: Sequence[TokenSequence], steps: int) -> "SamplingRows":
+        """Returns the rows of a later launch of the same sequences. Only where `is_plain`: nothing else depends on how
+        far they are.
+        """
+        if self.seeds is None:
+            return self
+        uniforms = np.zeros_like(self.arrays["uniforms"])
+        _draw(uniforms, self.seeds, sequences, steps)
+        return replace(self, arrays={**self.arrays, "uniforms": uniforms})
+
+
+def _draw(
+    uniforms: npt.NDArray[np.generic],
+    seeds: npt.NDArray[np.uint64],
+    sequences: Sequence[TokenSequence],
+    steps: int,
+) -> None:
+    """Fills the first `steps` rows of `uniforms`."""
+    done = np.zeros(len(seeds), dtype=np.int64)
+    done[: len(sequences)] = [sequence.num_output_tokens for sequence in sequences]
+    for step in range(steps):
+        uniforms[step] = uniform(seeds, done + step)
 
 
 def _sent(device: torch.device | None, array: npt.NDArray[np.generic]) -> Tensor:

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.decode_bucket import MAX_STEPS, DecodeBucket
@@ -17,11 +15,13 @@ from pdmux_actor.executor.ranks.leading_lane import LeadingLane
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
 
-_SENT = ("row_stride", "token_ids", "positions", "rows", "begun_rows", "begun_blocks")
+_SENT = ("token_ids", "positions", "row_places", "new_rows", "begun_rows", "begun_blocks")
 
 
 class LeadingBucket(DecodeBucket):
     """A DecodeBucket whose steps all ranks do."""
+
+    goes_on = False  # the others are told each launch's tokens
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class LeadingBucket(DecodeBucket):
         self._lane = lane
         self._is_first = True
 
-    def _send(self, stage: HostStage, arrays: Arrays, begun: npt.NDArray[np.int64]) -> None:
+    def _send(self, stage: HostStage, arrays: Arrays) -> None:
         lane = self._lane
-        sent = on_wire({name: arrays[name] for name in _SENT})
+        sent = on_wire({name: arrays[name] for name in _SENT if name in arrays})
         inputs = BucketInputs(lane.number, lane.first_core, lane.num_cores, self._model, self.size, sent)
         with lane.together(inputs):
-            super()._send(stage, arrays, begun)
+            super()._send(stage, arrays)
         self._is_first = True
 
     def _forward(self, num_splits: int, adapters: AdapterBatch | None) -> Tensor:
@@ -63,8 +63,7 @@ class FollowingBucket(DecodeBucket):
 
     def take(self, stage: HostStage, sent: Mapping[str, ArrayOnWire]) -> None:
         unsampled = SamplingRows.of((), num_steps=MAX_STEPS, num_rows=self.size)
-        arrays = self._fixed_arrays((), 1, unsampled) | {name: array.array() for name, array in sent.items()}
-        self._send(stage, arrays, arrays["begun_rows"].astype(np.int64))
+        self._send(stage, self._fixed_arrays((), unsampled) | {name: array.array() for name, array in sent.items()})
 
     def follow(self, group: LaneGroup, *, is_first: bool, num_splits: int) -> None:
         if not is_first:

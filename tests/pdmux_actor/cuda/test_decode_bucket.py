@@ -5,13 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
-from cpu_rig import make_prompt, outputs
-from cuda_rig import make_cuda_rig
+from cpu_rig import CpuRig, make_prompt, outputs
+from cuda_rig import BLOCK_BYTES, make_cuda_rig
 
+from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
+from pdmux_actor.scheduling.launch import DecodeStep
 
 
 @pytest.fixture
@@ -51,3 +55,107 @@ def test_decode__context_that_was_never_computed__waits_for_its_rows_alone(
     rig.decode([sequence], 3)
 
     assert waited == sequence.rows[:3]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Names of what was sent to the device, launch by launch."""
+    names: list[set[str]] = []
+    send = HostStage.send
+
+    def noted(self: HostStage, arrays: Arrays, *rest: object) -> dict[str, torch.Tensor]:
+        names.append(set(arrays))
+        return send(self, arrays, *rest)
+
+    monkeypatch.setattr(HostStage, "send", noted)
+    return names
+
+
+NEW_ROWS, BEGUN = {"row_places", "new_rows"}, {"begun_rows", "begun_blocks"}
+
+
+@pytest.mark.parametrize(("sampling", "drawn"), [({}, set()), ({"temperature": 0.9, "seed": 3}, {"uniforms"})])
+def test_decode__goes_on_where_the_last_launch_ended__sends_new_rows_alone(
+    tiny_checkpoints: Mapping[str, Path], sent: list[set[str]], sampling: dict[str, object], drawn: set[str]
+) -> None:
+    produced = []
+    for rig in (make_cuda_rig(), CpuRig(block_bytes=BLOCK_BYTES)):
+        rig.load("llama", tiny_checkpoints["llama"], dtype="float32")
+        sequences = [rig.sequence("llama", make_prompt(n), 3, **sampling) for n in (2, 4)]
+        rig.prefill(sequences)
+        for step in range(6):
+            if step == 2:  # as the engine does when a row is full
+                for sequence in sequences:
+                    rig.give_rows(sequence, 12)
+            rig.decode(sequences, 1)
+        produced.append(outputs(sequences, 7))
+
+    assert produced[0] == produced[1]
+    _warm_up, _prefill, first, *later = sent
+    assert {"positions", "new_rows"} <= first
+    # The second sequence's token at 4 begins a row in step 0, the one at 8 in step 4; the first one's at 4 in step 2.
+    steps = [drawn, NEW_ROWS | BEGUN | drawn, drawn, BEGUN | drawn, drawn]
+    assert later == [names for names in steps if names]
+
+
+def test_decode__batch_changed_or_grew_elsewhere__sends_tokens_anew(
+    tiny_checkpoints: Mapping[str, Path], sent: list[set[str]]
+) -> None:
+    produced, begun = [], 0
+    for rig in (make_cuda_rig(), CpuRig(block_bytes=BLOCK_BYTES)):
+        rig.load("qwen3", tiny_checkpoints["qwen3"], dtype="float32")
+        first, second, third = (rig.sequence("qwen3", make_prompt(n), 20) for n in (3, 6, 9))
+        rig.prefill([first, second, third])
+        rig.decode([first, second], 1)
+        begun = begun or len(sent)
+        rig.decode([second, first], 1)  # others in their places
+        rig.decode([second], 1)  # in another bucket
+        rig.decode([second, first], 1)  # the second one has grown since
+        rig.decode([third, first], 2, steps_per_launch=2)
+        rig.decode([third, first], 1)
+        produced.append(outputs([first, second, third], 4))
+
+    assert produced[0] == produced[1]
+    assert ["positions" in names for names in sent[begun : begun + 4]] == [True] * 4
+
+
+def test_decode__launch_failed__the_next_one_sends_everything(
+    tiny_checkpoints: Mapping[str, Path], sent: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+    sequence = rig.sequence("llama", make_prompt(5), 12)
+    rig.prefill([sequence])
+    rig.decode([sequence], 1)
+    del sent[:]
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DecodeBucket, "sample", fails)
+        rig.executor.submit(DecodeStep(model="llama", sequences=(sequence,)))
+        assert "out of memory" in str(rig.wait().error)
+    rig.decode([sequence], 1)
+
+    assert "positions" in sent[-1]
+
+
+def test_decode__upload_of_rows_fails__they_are_sent_again(
+    tiny_checkpoints: Mapping[str, Path], sent: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+    sequence = rig.sequence("llama", make_prompt(5), 12)
+    rig.prefill([sequence])
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostStage, "send", fails)
+        rig.executor.submit(DecodeStep(model="llama", sequences=(sequence,)))
+        assert rig.wait().error is not None
+    rig.decode([sequence], 1)
+
+    assert "new_rows" in sent[-1]
