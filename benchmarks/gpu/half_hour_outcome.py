@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu.half_hour_aims import aim_lines
 from gpu.half_hour_tree import TREE, Findings, Json
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,7 @@ def report(state: Mapping[str, Any], found: Findings, *, has_patch: bool) -> str
     lines = [f"# Half an hour on {gpu.get('gpu', 'a GPU that nothing ran on yet')}", ""]
     versions = ", ".join(f"{name} {gpu[name]}" for name in ("driver", "torch", "muxfleet") if gpu.get(name))
     lines += [f"{state['spent_s'] / 60:.1f} minutes so far. {versions}".rstrip(), "", *_verdicts(found), ""]
+    lines += aim_lines(found)
     lines += ["| part | step | state | s | why |", "|---|---|---|---|---|"]
     for step in TREE:
         record = state["steps"].get(step.name, {})

@@ -169,6 +169,7 @@ TREE = (
         most_s=60.0,
         skips=lambda found: "" if found.gave_nothing("hot_path") else "hot_path.py ran with the larger model",
     ),
+    Step(part="B", name="host_step", script="host_step.py", arguments=("--quick",), most_s=30.0),
     Step(part="B", name="kernels", script="kernels.py", arguments=("--quick",), least_s=40.0, most_s=180.0),
     Step(part="C", name="floors", script="floors.py", least_s=90.0, most_s=420.0, adds=_eager, keeps_profile=True),
     Step(
@@ -181,6 +182,15 @@ TREE = (
         skips=lambda found: "" if found.gave_nothing("floors") else "floors.py ran with the larger model",
         adds=_eager,
         keeps_profile=True,
+    ),
+    Step(
+        part="D",
+        name="gaps",
+        script="gaps.py",
+        arguments=("--quick",),
+        least_s=60.0,
+        most_s=180.0,
+        adds=_eager_and_fitting,
     ),
     _goodput("D", "sharegpt", most_s=300.0),
     _goodput("E", "loogle", "conversation", most_s=480.0),

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cuda_rig import NoStream, make_cuda_rig
 from engines import hand_made_launches
-from gpu import charts, floors, goodput, hot_path, kernels, questions, script, shared
+from gpu import charts, floors, gaps, goodput, hot_path, kernels, questions, script, shared
 from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES
 from torch.profiler import ProfilerActivity
@@ -335,13 +335,13 @@ def test_hot_path__second_go__sends_no_row_that_was_sent(monkeypatch: pytest.Mon
     assert uploads == [1]  # waits for its copy: it has no place in what is profiled
 
 
-@pytest.mark.parametrize("script", ["floors", "goodput", "hot_path", "kernels", "questions", "shared"])
+@pytest.mark.parametrize("script", ["floors", "gaps", "goodput", "hot_path", "kernels", "questions", "shared"])
 def test_main__no_gpu__says_so_without_a_traceback(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    scripts = (floors, goodput, hot_path, kernels, questions, shared)
+    scripts = (floors, gaps, goodput, hot_path, kernels, questions, shared)
     main = {module.__name__.rpartition(".")[2]: module for module in scripts}
     monkeypatch.setattr(sys, "argv", [script, "--quick"])
 

@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cuda_rig import make_cuda_rig
 from engines import hand_made_launches
-from gpu import floors, half_hour, hot_path, kernels, questions
+from gpu import floors, gaps, half_hour, host_step, hot_path, kernels, questions
 from gpu.floor_profile import write_floor_profile
 from gpu.half_hour import HalfHour, Order
+from gpu.half_hour_aims import aim_lines, aims
 from gpu.half_hour_outcome import best_tiling, defaults_patch
 from gpu.half_hour_tree import TREE, Findings
 from gpu.kept_rows import KeptRows
@@ -77,6 +78,18 @@ def profile_hot_path(order: Order) -> None:
     hot_path.run(tiny_executor(), "tiny", sizes, kept, activities=[ProfilerActivity.CPU], dtype="float32")
 
 
+def measure_gaps(order: Order) -> None:
+    """Its own test runs it; here what a good GPU would have."""
+    kept = KeptRows(order.rows_path, gaps.ROW_KEY)
+    for policy, gap_s, ttft_s in (("mux", 0.02, 0.11), ("chunked_prefill", 0.05, 0.1)):
+        kept.add({"rate_per_s": 8.0, "policy": policy, "gap_p99_s": gap_s, "ttft_p50_s": ttft_s})
+
+
+def measure_host(order: Order) -> None:
+    kept = KeptRows(order.rows_path, host_step.ROW_KEY)
+    kept.attempt({"batch": 2, "tokens": 33}, lambda: host_step.measure(2, 33, 3))
+
+
 def serve(order: Order) -> None:
     row = {"workload": "sharegpt", "policy": "mux", "chunk_budget_tokens": 1024, "goodput_per_s": 24.0}
     KeptRows(order.rows_path, ("workload",)).add(row)
@@ -89,6 +102,8 @@ SCRIPTS: dict[str, Callable[[Order], None]] = {
     "hot_path.py": profile_hot_path,
     "kernels.py": measure_kernels,
     "floors.py": measure_floors,
+    "gaps.py": measure_gaps,
+    "host_step.py": measure_host,
     "goodput.py": serve,  # its own tests run it; here one row
 }
 
@@ -141,6 +156,9 @@ def test_half_hour__dry_on_the_cpu_rig__every_step_runs_and_all_is_written(
     page = (tmp_path / "report.md").read_text()
     assert "Partitions hold." in page
     assert "| filtered | 1 | 3 |" in page
+    assert "| 1,024 in, 128 out, 8/s | half the p99 gap" in page
+    assert "| gap 0.40, first token 1.10 times | holds |" in page
+    assert "0 MiB beside | holds |" in page
     assert "sharegpt: mux (1024) 24.00/s" in page
     patch = tmp_path / "defaults.patch"
     assert "+    num_stages: int = 4" in patch.read_text()
@@ -224,8 +242,52 @@ def test_half_hour__graphs_leave_their_partition__later_steps_decode_eagerly(tmp
     HalfHour(tmp_path, dry, now=dry.now).call(total_s=1800, call_s=1800)
 
     eager = {order.step.name for order in dry.orders if "--eager" in order.arguments}
-    assert eager == {"floors", "goodput_sharegpt", "goodput_loogle"}
+    assert eager == {"floors", "gaps", "goodput_sharegpt", "goodput_loogle"}
     assert "leave their partition" in (tmp_path / "report.md").read_text()
+
+
+def floor_row(measured: str, batch: int, tokens: int, over_floor: float) -> dict[str, object]:
+    return {"measured": measured, "batch": batch, "tokens": tokens, "sms": 132, "over_floor": over_floor}
+
+
+def test_aims__found_and_missed__each_has_its_line() -> None:
+    rows = [
+        floor_row("decode", 32, 1024, 1.2),
+        {**floor_row("decode", 32, 1024, 9.0), "sms": 64},
+        floor_row("decode", 32, 8192, 1.3),
+        floor_row("skewed", 64, 512, 1.4),
+    ]
+    served = [
+        {"workload": "sharegpt", "policy": policy, "goodput_per_s": rate}
+        for policy, rate in (("mux", 25.0), ("chunked_prefill", 10.0), ("chunked_prefill", 20.0))
+    ]
+    host = [{"batch": 128, "tokens": 1024, "us": 151.0}]
+    arenas = {"arena_taken_bytes": 3 << 20, "beside_arena_bytes": 1 << 20}
+    reports = {
+        "floors": {"rows": rows, "machine": {"arenas": arenas}},
+        "goodput_sharegpt": {"rows": served},
+        "host_step": {"rows": host},
+    }
+
+    found = {aim.name: (aim.found, aim.holds) for aim in aims(Findings(states={}, reports=reports))}
+
+    assert found == {
+        "decode, 32 x 1k": ("83%", True),
+        "decode, 32 x 8k": ("77%", False),
+        "decode, 63 of 512 and one of 32k": ("71%", True),
+        "prefill of 8k": (None, False),
+        "goodput of `mux` on ShareGPT shapes": ("1.25 times", True),
+        "1,024 in, 128 out": (None, False),
+        "host time of a decode step, 128 x 1k": ("151 us", False),
+        "memory of launches": ("3 MiB in them, 1 MiB beside", False),
+    }
+
+
+def test_aims__nothing_measured__says_so_of_each() -> None:
+    lines = aim_lines(Findings(states={}, reports={}))
+
+    assert all(line.endswith("| not measured |") for line in lines[2:-1])
+    assert len(lines) == 3 + 8
 
 
 def test_defaults__queues_that_wait_less__are_in_the_patch() -> None:

@@ -1,0 +1,47 @@
+"""The benchmarks of gaps at fixed rates and of the host's time, on a tiny model in Triton's interpreter."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no build for this platform")
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from gpu import charts, gaps, host_step
+from gpu.kept_rows import KeptRows
+from test_gpu_benchmarks import tiny_executor
+
+
+def test_gaps__tiny_model__a_row_for_each_rate_and_policy_with_the_same_arrivals(tmp_path: Path) -> None:
+    result, picture = tmp_path / "gaps.json", tmp_path / "gaps.png"
+
+    gaps.measure_all(
+        tiny_executor(),
+        KeptRows(result, gaps.ROW_KEY),
+        model="tiny",
+        rates=(4.0,),
+        policies=("mux", "chunked_prefill"),
+        seconds=0.8,
+        tokens=(3, 2),
+        dtype="float32",
+    )
+    charts.draw_report(result, picture, gaps.draw)
+
+    rows = json.loads(result.read_text())["rows"]
+    assert [(row["rate_per_s"], row["policy"]) for row in rows] == [(4.0, "mux"), (4.0, "chunked_prefill")]
+    assert rows[0]["requests"] == rows[1]["requests"] > 0
+    assert all(row["answered"] == row["requests"] for row in rows)
+    assert all(0 < row["gap_p50_s"] <= row["gap_p99_s"] and row["ttft_p50_s"] > 0 for row in rows)
+    assert picture.stat().st_size > 1000
+
+
+def test_host_step__any_batch__times_of_what_the_host_does(tmp_path: Path) -> None:
+    result, picture = tmp_path / "host_step.json", tmp_path / "host_step.png"
+    KeptRows(result, host_step.ROW_KEY).attempt({"batch": 3, "tokens": 40}, lambda: host_step.measure(3, 40, 5))
+    charts.draw_report(result, picture, host_step.draw)
+
+    (row,) = json.loads(result.read_text())["rows"]
+    assert all(0 < row[name] < 1e6 for name in ("us", "drawn_us", "new_us"))
+    assert picture.stat().st_size > 1000
