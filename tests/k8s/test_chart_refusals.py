@@ -229,8 +229,8 @@ SCHEMA: Mapping[str, tuple[dict[str, Any] | None, str, str]] = {
     ),
     "unknown policy": (
         {"fleet": {"engine": {"policy": "fifo"}}},
-        '- fleet.engine.policy: fleet.engine.policy must be one of the following: "adbs", "chunked_prefill"',
-        "- at '/fleet/engine/policy': value must be one of 'adbs', 'chunked_prefill'",
+        '- fleet.engine.policy: fleet.engine.policy must be one of the following: "adbs", "bullet", "chunked_prefill"',
+        "- at '/fleet/engine/policy': value must be one of 'adbs', 'bullet', 'chunked_prefill'",
     ),
     "port as text": (
         {"fleet": {"gateway": {"port": "80"}}},

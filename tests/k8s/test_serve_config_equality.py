@@ -93,8 +93,14 @@ AROUND: dict[str, Any] = {
     "upgrade": {"strategy": "NewCluster"},
     "modelCache": {"enabled": True},
     "workers": {
-        "volumes": [{"name": "keys", "secret": {"secretName": "keys"}}],
-        "volumeMounts": [{"name": "keys", "mountPath": "/etc/muxfleet/api-keys"}],
+        "volumes": [
+            {"name": "keys", "secret": {"secretName": "keys"}},
+            {"name": "shared", "hostPath": {"path": "/shared"}},
+        ],
+        "volumeMounts": [
+            {"name": "keys", "mountPath": "/etc/muxfleet/api-keys"},
+            {"name": "shared", "mountPath": "/shared"},
+        ],
     },
 }
 NOT_YET = "this release"

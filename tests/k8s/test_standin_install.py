@@ -89,7 +89,7 @@ def test_install__any_ci_values__is_accepted(client: Helm, store: ObjectStore, c
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mount at a taken path": (
         {"head": {"volumeMounts": [{"name": "home", "mountPath": "/tmp"}]}},
-        "/tmp is there 2 times",
+        '"/tmp": another volume is mounted there',
     ),
     "environment twice": ({"workers": {"env": [{"name": "HOME", "value": "/x"}]}}, "HOME is there 2 times"),
     "label that is none": (

@@ -8,7 +8,7 @@ from engine_rig import INFOS, PLAIN, VirtualEngine, make_request
 
 from pdmux_actor.scheduling.events import Abort, Arrival, SetQuotas
 from pdmux_actor.scheduling.policies.registry import POLICIES
-from pdmux_actor.scheduling.uniform_steps import UniformSteps
+from pdmux_actor.scheduling.results import UniformSteps
 
 
 def requests():
