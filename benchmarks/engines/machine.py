@@ -26,12 +26,13 @@ class Machine:
 
     Real sessions share `threads`, as long as one serves at a time: with threads of its own for each session all teams
     of the process would sleep between two products (`PinnedThreads`), which a unit's one engine never has them do.
+    None: each has its own.
     """
 
     device: DeviceSpec
     times: StepTimes
     steps: MeasuredSteps | None
-    threads: PinnedThreads
+    threads: PinnedThreads | None
 
     def facts(self) -> dict[str, object]:
         time = "real" if self.steps is None else "virtual, from step times measured on this machine"

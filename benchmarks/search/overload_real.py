@@ -103,6 +103,7 @@ def measured_real_bench(names: Sequence[str], *, cache: Path, seconds: float, se
         targets = {
             name: targets_of(machine, WORKLOADS[REAL_WORKLOADS[name]], ["loose"], per_token_s)[0] for name in names
         }
+    machine = replace(machine, threads=None)  # those are closed, and one engine is there at a time
     return RealBench(checkpoint=checkpoint, machine=machine, targets=targets, seconds=seconds, seed=seed)
 
 
