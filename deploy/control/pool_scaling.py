@@ -38,12 +38,12 @@ class ScaledPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """Nodes of a pool: `wanted`, those that are there, and the units of those that leave. `emptied` ones of these hold
-    nothing any more and may end. `predicted`: the share of requests in time at the size that was found last, None
-    before there is one. `provision_s` and `load_s` are what a new node is taken to need, as measured so far. `bears`:
-    what nodes are taken to bear, times the planner's estimate. `signals`: what told of too few nodes at the last look.
-    `forecast_per_s`: requests per second, of all models, that are forecast at most until a node that is asked for now
-    would serve; None where demand is not forecast, or not known to repeat yet.
+    """Nodes of a pool: `wanted`, those that are there, their units, and the units of those that leave. `emptied` ones
+    of these hold nothing any more and may end. `predicted`: the share of requests in time at the size that was found
+    last, None before there is one. `provision_s` and `load_s` are what a new node is taken to need, as measured so far.
+    `bears`: what nodes are taken to bear, times the planner's estimate. `signals`: what told of too few nodes at the
+    last look. `forecast_per_s`: requests per second, of all models, that are forecast at most until a node that is
+    asked for now would serve; None where demand is not forecast, or not known to repeat yet.
     """
 
     pool: str
@@ -52,6 +52,7 @@ class PoolState:
     wanted: int
     present: int
     units_per_node: int
+    units: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     emptied: tuple[str, ...] = ()
     shadow: bool = False
@@ -282,6 +283,7 @@ class PoolScaling:
             wanted=self._wanted(pool, len(nodes)),
             present=len(nodes),
             units_per_node=self._pools[pool].units_per_node,
+            units=tuple(sorted(unit_id for n in nodes for unit_id in n.unit_ids)),
             leaving=tuple(sorted(unit_id for n in leaving for unit_id in n.unit_ids)),
             emptied=tuple(sorted(unit_id for n in emptied for unit_id in n.unit_ids)),
             shadow=rules.shadow,

@@ -171,9 +171,10 @@ def _unit_deployment(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
 
 def _units_on_a_node(pool: PoolSection) -> dict[str, int]:
     """Ray counts GPUs, and so does not put more on a node than belong there. Of other devices a first node would take
-    all units of a pool that grows, and no second one would ever come. Without labels one machine stands for all nodes.
+    all units of a pool that grows, and no second one would ever come. Serve restarts units when this changes, so that
+    it does not depend on whether the pool grows. Without labels one machine stands for all nodes.
     """
-    if pool.device == "cuda" or not pool.node_labels or not is_elastic(pool):
+    if pool.device == "cuda" or not pool.node_labels:
         return {}
     return {"max_replicas_per_node": pool.devices_per_node // pool.mesh_gpus}
 

@@ -3,15 +3,18 @@
 from importlib.metadata import version
 from typing import Any
 
+from ray import serve
+
 from deploy.environment import otlp_endpoint
 from deploy.log_lines import log_from_replica
-from pdmux_actor.serving.actor import PdmuxActor, TraceSteps, new_unit_id
+from deploy.serve.unit_ids import unit_id_of
+from pdmux_actor.serving.actor import PdmuxActor, TraceSteps
 from pdmux_actor.serving.otlp import span_processor
 
 
 class UnitReplica(PdmuxActor):
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # as its base
-        unit_id = new_unit_id(settings["pool"])
+        unit_id = unit_id_of(settings["pool"], serve.get_replica_context().replica_id.unique_id)
         log_from_replica(unit=unit_id)
         await super().__init__(settings, unit_id, traced_steps(unit_id))
 

@@ -171,9 +171,9 @@ knows the fleet file's types and defaults; a test compares the result with `muxf
 {{- if gt (default $pool.nodes.min $pool.nodes.max | int64) ($pool.nodes.min | int64) -}}
 {{- $isElastic = true -}}
 {{- $_ := set $application "external_scaler_enabled" true -}}
+{{- end -}}
 {{- if and $pool.node_labels (ne $pool.device "cuda") -}}
 {{- $_ := set $deployment "max_replicas_per_node" (div $devices ($pool.mesh_gpus | int64)) -}}
-{{- end -}}
 {{- end -}}
 {{- $applications = append $applications $application -}}
 {{- $_ := set $expected $pool.name $units -}}

@@ -67,6 +67,13 @@ def test_change__labels_of_a_pools_nodes__restart_its_units() -> None:
     assert "ray_actor_options.label_selector" in line
 
 
+def test_change__pool_shall_follow_demand__restarts_no_unit() -> None:
+    pool = {"device": "simulated", "gpu_type": "A40", "node_labels": {"place": "here"}}
+    before, after = ({**BASE, "pools": [{**pool, "nodes": nodes}]} for nodes in ({"min": 1}, {"min": 1, "max": 3}))
+
+    assert change_between(applications(before), applications(after)).restarts == ()
+
+
 def test_change__second_pool__is_added_and_restarts_nothing() -> None:
     change = change_between(
         applications({**BASE, "pools": [{"name": "one"}]}),

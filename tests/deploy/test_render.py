@@ -158,10 +158,10 @@ def test_serve_config__pools_with_node_labels__units_are_placed_on_their_nodes_o
         ("device: simulated, gpu_type: A40, gpus_per_node: 4, mesh_gpus: 2, nodes: {min: 1, max: 3}", 2),
         ("device: cpu, nodes: {min: 1, max: 3}", 1),
         ("device: cuda, gpu_type: A40, nodes: {min: 1, max: 3}", None),  # Ray counts GPUs
-        ("device: simulated, gpu_type: A40, nodes: {min: 3}", None),
+        ("device: simulated, gpu_type: A40, nodes: {min: 3}", 1),  # the same, so that nodes.max restarts no unit
     ],
 )
-def test_serve_config__pool_that_grows_by_nodes__no_node_takes_more_units_than_belong_there(
+def test_serve_config__pool_with_nodes_of_its_own__no_node_takes_more_units_than_belong_there(
     pool: str, most: int | None
 ) -> None:
     fleet = fleet_of(f"models: [{{id: a, source: x}}]\npools: [{{name: p, node_labels: {{of: p}}, {pool}}}]\n")

@@ -123,3 +123,37 @@ def test_follow__replacement_of_a_unit_that_went_is_heard__the_number_falls_all_
     units = followed(PoolDeployment(target=3, alive=1, is_updating=False), pool)
 
     assert (units.retired, units.asked) == ([], [1])
+
+
+def test_follow__serve_does_not_call_a_unit_running_yet_that_another_one_leaves_for__number_waits() -> None:
+    """Of two that are more than wanted Serve ends first what it calls starting: c, which may serve already."""
+    units = FakeServe(PoolDeployment(target=3, alive=2, is_updating=False, ended_first=frozenset({"c"})))
+    pool = replace(POOL, wanted=2, present=3, units=("a", "b", "c"), leaving=("b",), emptied=("b",))
+    replicas = UnitReplicas(units)
+    replicas.follow([pool])
+    assert (units.retired, units.asked) == ([], [])
+
+    units.deployment = PoolDeployment(target=3, alive=3, is_updating=False)
+    replicas.follow([pool])
+    assert (units.retired, units.asked) == (["b"], [])
+
+    units.deployment = PoolDeployment(target=3, alive=2, is_updating=False, ended_first=frozenset({"b2"}))
+    replicas.follow([replace(pool, present=2, units=("a", "c"), leaving=(), emptied=())])
+    assert (units.retired, units.asked) == (["b"], [2])
+
+
+def test_follow__unit_that_leaves_before_serve_calls_it_running__ends_when_it_is_empty() -> None:
+    units = FakeServe(PoolDeployment(target=3, alive=2, is_updating=False, ended_first=frozenset({"c"})))
+    pool = replace(POOL, wanted=2, present=3, units=("a", "b", "c"), leaving=("c",))
+    replicas = UnitReplicas(units)
+    replicas.follow([pool])
+    assert units.asked == []
+
+    replicas.follow([replace(pool, emptied=("c",))])
+    assert (units.retired, units.asked) == ([], [2])
+
+
+def test_follow__serve_does_not_call_a_unit_running_yet__more_are_asked_for_all_the_same() -> None:
+    starting = PoolDeployment(target=2, alive=1, is_updating=False, ended_first=frozenset({"b"}))
+
+    assert followed(starting, replace(POOL, wanted=4, present=2, units=("a", "b"))).asked == [4]

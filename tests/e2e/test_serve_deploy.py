@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import yaml
 from clients import MODELS, chat, client_of
 from fleet_files import fleet_file, free_port
 
+from deploy.serve.unit_ids import unit_id_of
 from muxfleet.own_packages import PACKAGES
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -101,6 +103,8 @@ def test_render__deployed_with_serve__is_running_and_answers(cluster: Cluster, t
     wait_for(lambda: len(client.models.list().data) == len(MODELS), "the gateway's view")
 
     assert all(chat(client, model, max_tokens=8) for model in MODELS)
+    fleet = httpx.get(f"http://127.0.0.1:{port}/fleet", trust_env=False).json()
+    assert {unit["report"]["unit_id"] for unit in fleet["units"]} == units_of_serve(cluster, "laptop")
     second = subprocess.run(
         [BIN / "muxfleet", "up", file], env=cluster.environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -119,6 +123,13 @@ def running_applications(cluster: Cluster) -> set[str]:
     failed = {name: app["message"] for name, app in applications.items() if app["status"] == "DEPLOY_FAILED"}
     assert not failed
     return {name for name, app in applications.items() if app["status"] == "RUNNING"}
+
+
+def units_of_serve(cluster: Cluster, pool: str) -> set[str]:
+    """By what the control loop finds the replica of a unit."""
+    told = httpx.get(f"{cluster.dashboard}/api/serve/applications/", trust_env=False).json()["applications"]
+    (deployment,) = told[f"units-{pool}"]["deployments"].values()
+    return {unit_id_of(pool, replica["replica_id"]) for replica in deployment["replicas"]}
 
 
 def wait_for(is_done: Callable[[], bool], what: str) -> None:

@@ -75,6 +75,7 @@ def test_serve_config__of_pools__has_a_scaler_of_ours_where_nodes_may_change(hel
     assert applications["units-grows"]["deployments"][0]["num_replicas"] == 2
 
 
+@pytest.mark.parametrize("nodes", [{"min": 1, "max": 3}, {"min": 2}], ids=["grows", "stays"])
 @pytest.mark.parametrize(
     ("device", "units"),
     [
@@ -85,10 +86,10 @@ def test_serve_config__of_pools__has_a_scaler_of_ours_where_nodes_may_change(hel
     ids=["simulated", "cpu", "cuda"],
 )
 def test_units__of_a_node_without_gpus__are_no_more_than_belong_there(
-    helm: Helm, chart: Path, device: dict[str, Any], units: int | None
+    helm: Helm, chart: Path, device: dict[str, Any], units: int | None, nodes: dict[str, int]
 ) -> None:
     """Else the first pod, which has room for many, would take all, and the autoscaler would add none."""
-    pool = {"name": "p", "nodes": {"min": 1, "max": 3}, "node_labels": {"p": "p"}, **device}
+    pool = {"name": "p", "nodes": nodes, "node_labels": {"p": "p"}, **device}
     service = ray_service(rendered(helm, chart, VALUES | {"fleet": fleet(pool), "pools": {}}))
 
     unit = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["deployments"][0]
