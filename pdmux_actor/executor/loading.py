@@ -14,10 +14,9 @@ from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.compiled_linear import compiled_projection
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
-from pdmux_actor.models.compiled.int8_linear import Int8Kernels
-from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWeights, LayeredDecoder
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
@@ -60,17 +59,15 @@ def load_decoder(
     fastest_dtype: Callable[[ModelSpec], str],
     device: torch.device | None = None,
     operators: DecoderOperators | None = None,
-    kernels: CpuKernels | None = None,
-    int8_kernels: Int8Kernels | None = None,
+    kernels: CompiledKernels = BY_TORCH,
     launch_limits: LaunchLimits | None = None,
     implementation: ModelImplementation = "auto",
     on_progress: OnProgress = ignore_progress,
     share: RankShare = WHOLE,
 ) -> LoadedModel:
     """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU. What
-    is loaded, and described, is the model's `share`. `kernels` run the models that they serve, `int8_kernels`
-    the products of 8 bits.
-    With `launch_limits` there must be room for what launches need beside the weights, too.
+    is loaded, and described, is the model's `share`. With `launch_limits` there must be room for what launches need
+    beside the weights, too.
 
     Raises:
         ModelLoadError: the checkpoint is missing, broken, unsupported or too large; the message names the remedy.
@@ -96,7 +93,7 @@ def load_decoder(
         whole=None if share.num_ranks == 1 else config.spec,
     )
     return LoadedModel(
-        info=info, decoder=_decoder(info, folder, config, device, operators, kernels, int8_kernels, on_progress, share)
+        info=info, decoder=_decoder(info, folder, config, device, operators, kernels, on_progress, share)
     )
 
 
@@ -119,8 +116,7 @@ def _decoder(
     config: AnyConfig,
     device: torch.device | None,
     operators: DecoderOperators | None,
-    kernels: CpuKernels | None,
-    int8_kernels: Int8Kernels | None,
+    kernels: CompiledKernels,
     on_progress: OnProgress,
     share: RankShare,
 ) -> LayeredDecoder:
@@ -143,13 +139,12 @@ def _decoder(
             reason=f"{config.spec.architecture} is not served on a GPU: no kernels here have its attention and experts",
             remedy="serve it in a pool of CPUs, or in an SGLang pool (backend: sglang)",
         )
-    if kernels is not None and not kernels.serve(info.spec):
-        kernels = None
-    make_projection = projection_maker(config.spec.weights, int8_kernels)
-    if kernels is not None:
-        operators = CompiledOperators(kernels)
-        if kernels.multiply and not config.spec.weights:
-            make_projection = partial(compiled_projection, kernels)
+    bfloat16 = kernels.serving(info.spec)
+    make_projection = projection_maker(config.spec.weights, kernels.int8)
+    if bfloat16 is not None:
+        operators = CompiledOperators(bfloat16)
+        if bfloat16.multiply and not config.spec.weights:
+            make_projection = partial(compiled_projection, bfloat16)
     num_threads = min(_MOST_READING_THREADS, len(available_cores()))
     weights = load_weights(
         info.model,
@@ -157,7 +152,7 @@ def _decoder(
         config,
         device,
         make_projection,
-        kernels,
+        bfloat16,
         num_threads=num_threads,
         on_progress=on_progress,
         share=share,

@@ -23,9 +23,8 @@ from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awake
 from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, lone_runner
 from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
-from pdmux_actor.models.compiled.int8_linear import Int8Kernels
-from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.decoder import Decoder, LayeredDecoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
@@ -88,8 +87,7 @@ class TorchCpuExecutor:
         self.total_blocks = kv_pool_bytes // block_bytes
         self._default_dtype = default_dtype
         self._implementation: ModelImplementation = implementation
-        self._kernels = CpuKernels.compiled_into(cached_folder()) if compiles_kernels else None
-        self._int8_kernels = Int8Kernels.compiled_into(cached_folder()) if compiles_kernels else None
+        self._kernels = CompiledKernels.into(cached_folder()) if compiles_kernels else BY_TORCH
         self._storage = KvStorage(self.total_blocks, block_bytes)
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, AttachedModel] = {}
@@ -135,7 +133,6 @@ class TorchCpuExecutor:
             fastest_dtype=self._fastest_dtype,
             implementation=self._implementation,
             kernels=self._kernels,
-            int8_kernels=self._int8_kernels,
             share=self._share,
         )
         self._loaded[model] = loaded
@@ -172,7 +169,7 @@ class TorchCpuExecutor:
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
         spec = host.info.spec
-        kernels = self._kernels_for(spec)
+        kernels = self._kernels.serving(spec)
         check_room(model, spec, spec.weight_bytes, psutil.virtual_memory().available)
         decoder = awakened(
             host.config,
@@ -285,22 +282,19 @@ class TorchCpuExecutor:
             Lane.DECODE: self._cores[: shares.decode_sms],
         }
 
-    def _kernels_for(self, spec: ModelSpec) -> CpuKernels | None:
-        return self._kernels if self._kernels is not None and self._kernels.serve(spec) else None
-
     def _blocks_in_place(
         self, decoder: LayeredDecoder, view: KvView, row_table: npt.NDArray[np.int64]
     ) -> BlocksInPlace | None:
         """For the native decoders, whose attention is the plain one."""
         is_plain = isinstance(decoder, Decoder) and decoder.config.traits.attends_plainly
-        kernels = self._kernels_for(decoder.spec) if is_plain else None
+        kernels = self._kernels.serving(decoder.spec) if is_plain else None
         return None if kernels is None else BlocksInPlace(kernels, view, row_table)
 
     def _fastest_dtype(self, spec: ModelSpec) -> str:
         chosen: list[str] = []
         # A thread of its own: the number of threads torch uses is a property of the calling thread.
         thread = PinnedThread("measure-dtype", self._cores)
-        thread.submit(lambda: chosen.append(fastest_dtype(spec, self._kernels)))
+        thread.submit(lambda: chosen.append(fastest_dtype(spec, self._kernels.bfloat16)))
         thread.close()
         _LOG.info("dtype auto: %s is the fastest here", chosen[0])
         return chosen[0]

@@ -17,6 +17,7 @@ from pdmux_actor.executor.loading import load_decoder
 from pdmux_actor.executor.packed_batch import DecodeGroup
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.models.compiled import library
+from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
 from pdmux_actor.models.compiled.kernels import CpuKernels
@@ -200,7 +201,7 @@ def test_load_decoder__kernels__run_what_they_are_best_at_and_logits_stay(
             block_bytes=8192,
             available_bytes=1 << 30,
             fastest_dtype=lambda spec: "bfloat16",
-            kernels=compiled,
+            kernels=CompiledKernels(bfloat16=compiled),
         ).decoder
         assert isinstance(decoder, Decoder)
         projection = CompiledLinear if compiled is not None and multiply else Linear

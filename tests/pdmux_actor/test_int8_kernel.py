@@ -7,6 +7,7 @@ import torch
 from cpu_rig import CpuRig, make_prompt, outputs
 from torch import Tensor
 
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH
 from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear, Int8Kernels
 from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.quantised import Int8Linear, projection_maker
@@ -124,7 +125,7 @@ def test_model__on_an_executor_with_the_kernel__says_what_it_says_without(kernel
     try:
         for name in ("compiled", "by torch"):
             if name == "by torch":
-                rig.executor._int8_kernels = None
+                rig.executor._kernels = BY_TORCH
             rig.load(name, tmp_path, weights="int8")
             of_layer = rig.executor._attached[name].decoder.weights.layers[0].qkv
             assert isinstance(of_layer, CompiledInt8Linear if name == "compiled" else Int8Linear)
