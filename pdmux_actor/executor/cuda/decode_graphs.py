@@ -80,7 +80,13 @@ class DecodeGraphs:
 
     @property
     def used_bytes(self) -> int:
-        return self._shared_bytes + sum(own_bytes for _, own_bytes in self._graphs.values())
+        graphs = list(self._graphs.values())  # at once: a thread that loads a model asks, too
+        return self._shared_bytes + sum(own_bytes for _, own_bytes in graphs)
+
+    @property
+    def unused_budget_bytes(self) -> int:
+        """Returns what graphs may take yet: what they have taken already nobody has free."""
+        return max(0, self.budget_bytes - self.used_bytes)
 
     @property
     def num_failed(self) -> int:

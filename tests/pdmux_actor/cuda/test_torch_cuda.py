@@ -233,6 +233,22 @@ def test_load_model__room_for_weights_but_not_for_the_largest_launch__is_refused
         large.load("llama", tiny_checkpoints["llama"])
 
 
+def test_load_model__beside_one_whose_steps_are_captured__memory_of_graphs_is_not_counted_twice(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LaunchLimits(batch_tokens=20, sequences=1)
+    rig = make_cuda_rig(captures_ahead=True, launch_limits=limits, budget_bytes=1 << 20, graph_bytes=50_000)
+    graphs, lanes = rig.executor._graphs, rig.executor._lanes
+    monkeypatch.setattr(lanes, "free_memory_bytes", lambda: (1 << 20) + (16 << 20) - graphs.used_bytes)
+    rig.load("llama", tiny_checkpoints["llama"])
+    assert graphs.used_bytes > 0
+
+    monkeypatch.setattr(lanes, "free_memory_bytes", lambda: (1 << 20) + 1000 - graphs.used_bytes)
+    arenas = rig.executor.arena_facts["arena_bytes"]
+    with pytest.raises(ModelLoadError, match=f" {arenas // 2 + 1000} are free"):
+        rig.load("qwen3", tiny_checkpoints["qwen3"])
+
+
 def test_resize_pool__no_model_there__has_the_new_size_and_no_more_than_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -306,6 +322,7 @@ def test_load_model__before_its_first_launch__every_kernel_has_run_once(
         "_silu_product_kernel",
         "_norm_kernel",
         "_draw_kernel",
+        "_uniform_kernel",
     }
 
 
