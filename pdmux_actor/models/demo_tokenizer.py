@@ -40,6 +40,10 @@ SHAPE_ONLY_VOCABULARY = 512
 """Ids of the tokenizer that stands in for that of a folder that holds a config.json only."""
 
 
+MOST_DEMO_IDS = 700
+"""That `build_demo_tokenizer` makes; a model may have more, as those have whose vocabulary is padded."""
+
+
 def build_demo_tokenizer(vocab_size: int) -> Tokenizer:
     """`vocab_size` ids: special tokens, bytes, then merges learned from a short text (which yields up to about 710)."""
     tokenizer = Tokenizer(BPE())

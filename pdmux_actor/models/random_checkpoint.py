@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from pdmux_actor.models.demo_tokenizer import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
+    MOST_DEMO_IDS,
     TURN_END,
     TURN_START,
     build_demo_tokenizer,
@@ -100,7 +101,7 @@ DEMO_SHAPES: Mapping[str, CheckpointShape] = MappingProxyType(
 def write_random_checkpoint(folder: Path, shape: CheckpointShape, seed: int) -> None:
     """Same shape and seed, same bytes. Creates `folder`; overwrites the files it writes."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_demo_tokenizer(shape.vocab_size)
+    tokenizer = build_demo_tokenizer(min(shape.vocab_size, MOST_DEMO_IDS))
     end_ids = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = _config(shape, end_ids)
@@ -108,7 +109,7 @@ def write_random_checkpoint(folder: Path, shape: CheckpointShape, seed: int) -> 
     if traits.mixture is not None:
         config |= _of_mixture(shape)
         traits = _FAMILIES[shape.model_type][1](config)
-    tensors = _random_tensors(shape, traits, seed, _text_scale(tokenizer))
+    tensors = _random_tensors(shape, traits, seed, _text_scale(tokenizer, shape.vocab_size))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": end_ids, "pad_token_id": end_ids[1]})
@@ -161,12 +162,16 @@ def _of_mixture(shape: CheckpointShape) -> dict[str, Any]:
     }
 
 
-def _text_scale(tokenizer: Tokenizer) -> Floats:
-    """`[vocab_size]`: 1 for ids that decode to ASCII text on their own and for end tokens, less for the others."""
+def _text_scale(tokenizer: Tokenizer, vocab_size: int) -> Floats:
+    """`[vocab_size]`: 1 for ids that decode to ASCII text on their own and for end tokens, less for the others, those
+    among them that are beyond the tokenizer's.
+    """
     ends = {tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)}
     texts = (tokenizer.decode([token_id]) for token_id in range(tokenizer.get_vocab_size()))
     keep = [i in ends or (bool(t) and t.isascii() and (t.isprintable() or t == "\n")) for i, t in enumerate(texts)]
-    return np.where(keep, 1.0, _NON_TEXT_SCALE).astype(np.float32)
+    scale = np.full(vocab_size, _NON_TEXT_SCALE, dtype=np.float32)
+    scale[np.flatnonzero(keep)] = 1.0
+    return scale
 
 
 def _random_tensors(shape: CheckpointShape, traits: DecoderTraits, seed: int, text_scale: Floats) -> dict[str, Floats]:

@@ -1,14 +1,46 @@
 """What tests on a GPU ask a rig to do. The CPU rig runs the same, so that no GPU's time goes to a fault of these."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cpu_rig import CpuRig, make_prompt, outputs
 
 from pdmux_actor.messages import SampledToken
+from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import Chunk, MixedStep, PrefillSlice
 
 TOP = 20
 VOCABULARY = 128_256  # Llama 3's
+
+
+def write_model(
+    folder: Path,
+    seed: int,
+    *,
+    hidden_size: int,
+    num_heads: int,
+    head_dim: int,
+    model_type: str = "llama",
+    num_layers: int = 3,
+    vocab_size: int = 640,
+) -> Path:
+    """Two KV heads, and twice the width between an MLP's products. Returns `folder`."""
+    shape = CheckpointShape(
+        model_type=model_type,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+    )
+    write_random_checkpoint(folder, shape, seed)
+    return folder
+
+
+def write_large_vocabulary(folder: Path) -> Path:
+    return write_model(folder, 2, num_layers=2, hidden_size=64, num_heads=4, head_dim=32, vocab_size=VOCABULARY)
 
 
 def top_after_prefix(rig: CpuRig, model: str, length: int, cached: int) -> Mapping[int, float]:

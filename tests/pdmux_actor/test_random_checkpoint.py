@@ -1,10 +1,12 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 from pdmux_actor.models.checkpoint import read_json
@@ -63,3 +65,11 @@ def test_chat_template__transformers__renders_turns(demo_checkpoints: Mapping[st
     assert tokenizer.eos_token_id == 2
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == "user\nGrüße 👋\nassistant\n"
     assert np.max(tokenizer(text)["input_ids"]) < DEMO_SHAPES[name].vocab_size
+
+
+def test_write_random_checkpoint__more_ids_than_its_tokenizer_makes__has_rows_for_all(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, replace(DEMO_SHAPES["demo-llama"], vocab_size=1000), seed=1)
+
+    assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].shape[0] == 1000
+    assert read_json("m", tmp_path, "config.json")["vocab_size"] == 1000
+    assert AutoTokenizer.from_pretrained(tmp_path).vocab_size < 1000

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import CpuRig
 from cuda_rig import BLOCK_BYTES, make_cuda_rig
-from gpu_scenarios import drawn_and_greedy, furthest, top_after_prefix, top_of_chunks
+from gpu_scenarios import drawn_and_greedy, furthest, top_after_prefix, top_of_chunks, write_large_vocabulary
 
 
 def test_scenarios__on_the_cpu_rig__give_what_the_cpu_executor_gives(tiny_checkpoints: Mapping[str, Path]) -> None:
@@ -24,3 +24,12 @@ def test_scenarios__on_the_cpu_rig__give_what_the_cpu_executor_gives(tiny_checkp
     assert furthest(*chunks) < 1e-4
     assert furthest(prefixes[0], chunks[0]) < 1e-4
     assert drawn_and_greedy(ours, "llama", 4, 2) == drawn_and_greedy(cpu, "llama", 4, 2)
+
+
+def test_large_vocabulary__on_the_cpu_rig__gives_what_the_cpu_executor_gives(tmp_path: Path) -> None:
+    folder = write_large_vocabulary(tmp_path)
+    ours, cpu = make_cuda_rig(), CpuRig(block_bytes=BLOCK_BYTES)
+    for rig in (ours, cpu):
+        rig.load("llama", folder, dtype="float32")
+
+    assert drawn_and_greedy(ours, "llama", 2, 1)[0] == drawn_and_greedy(cpu, "llama", 2, 1)[0]

@@ -1,28 +1,19 @@
 """Captured decode on a GPU: a large vocabulary, launches queued beside a graph, and FlashInfer's answers."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    pytest.skip("no GPU is here", allow_module_level=True)
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("Triton's interpreter is on: run these tests alone", allow_module_level=True)
-
 from cpu_rig import CpuRig, make_prompt, outputs
-from gpu_scenarios import VOCABULARY, drawn_and_greedy
+from gpu_rig import DEVICE, open_gpu_rig
+from gpu_scenarios import drawn_and_greedy, write_large_vocabulary
 
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import store_kv
 from pdmux_actor.executor.cuda.split_list import split_list
-from pdmux_actor.executor.open_cuda import open_cuda_executor
-from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import Lane, Repartition
 from placement.launch_limits import LaunchLimits
 
-DEVICE = torch.device("cuda", 0)
 BLOCK_BYTES = 4096
 LIMITS = LaunchLimits(batch_tokens=256, sequences=4)
 QUEUED = 400
@@ -30,26 +21,11 @@ QUEUED = 400
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("large-vocabulary")
-    shape = CheckpointShape(
-        model_type="llama",
-        num_layers=2,
-        hidden_size=64,
-        intermediate_size=128,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        vocab_size=VOCABULARY,
-    )
-    write_random_checkpoint(folder, shape, seed=2)
-    return folder
+    return write_large_vocabulary(tmp_path_factory.mktemp("large-vocabulary"))
 
 
 def open_rig(checkpoint: Path, *, captures: bool = True) -> CpuRig:
-    executor = open_cuda_executor(
-        kv_pool_bytes=32 << 20, block_bytes=BLOCK_BYTES, launch_limits=LIMITS, captures=captures
-    )
-    rig = CpuRig(executor=executor, block_bytes=BLOCK_BYTES)
+    rig = open_gpu_rig(pool_mib=32, block_bytes=BLOCK_BYTES, limits=LIMITS, captures=captures)
     rig.load("llama", checkpoint, dtype="float32", max_rows=100)
     return rig
 

@@ -1,6 +1,5 @@
 """The CUDA executor on a GPU against the CPU executor. Run alone: `pytest tests/pdmux_actor/gpu` (needs no Ray)."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,16 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    pytest.skip("no GPU is here", allow_module_level=True)
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("Triton's interpreter is on: run these tests alone", allow_module_level=True)
-
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cpu_rig import CpuRig, make_prompt, outputs
 from gpu import hot_path
 from gpu.kept_rows import KeptRows
+from gpu_rig import DEVICE, open_gpu_rig
+from gpu_scenarios import write_model
 from torch.nn import functional
 
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
@@ -27,13 +23,11 @@ from pdmux_actor.executor.cuda.kv_kernels import store_kv
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
 from pdmux_actor.executor.cuda.split_list import split_list
 from pdmux_actor.executor.open_cuda import open_cuda_executor
-from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import DecodeStep, Lane, Repartition
 
 BLOCK_BYTES = 4096
 LENGTHS = (1, 5, 18, 70)
 NEW_TOKENS = 6
-DEVICE = torch.device("cuda", 0)
 HEADS = {"llama": 4, "qwen2": 2, "qwen3": 6}
 
 Scenario = Callable[[CpuRig, str], list[object]]
@@ -42,26 +36,17 @@ Scenario = Callable[[CpuRig, str], list[object]]
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
-    for seed, (model_type, heads) in enumerate(HEADS.items()):
-        shape = CheckpointShape(
-            model_type=model_type,
-            num_layers=3,
-            hidden_size=128,
-            intermediate_size=256,
-            num_heads=heads,
-            num_kv_heads=2,
-            head_dim=32,
-        )
-        write_random_checkpoint(root / model_type, shape, seed)
-    return {model_type: root / model_type for model_type in HEADS}
+    return {
+        name: write_model(root / name, seed, model_type=name, hidden_size=128, num_heads=heads, head_dim=32)
+        for seed, (name, heads) in enumerate(HEADS.items())
+    }
 
 
 @pytest.fixture(scope="module")
 def rigs(checkpoints: Mapping[str, Path]) -> Iterator[tuple[CpuRig, CpuRig]]:
-    executor = open_cuda_executor(kv_pool_bytes=64 << 20, block_bytes=BLOCK_BYTES)
-    executor._pool.fill_(0xFF)  # NaN in every float type
+    pair = CpuRig(block_bytes=BLOCK_BYTES), open_gpu_rig(pool_mib=64, block_bytes=BLOCK_BYTES)
+    pair[1].executor._pool.fill_(0xFF)  # NaN in every float type
     torch.cuda.synchronize()
-    pair = CpuRig(block_bytes=BLOCK_BYTES), CpuRig(executor=executor)
     for model_type, folder in checkpoints.items():
         for rig in pair:
             rig.load(model_type, folder, dtype="float32")
@@ -142,7 +127,7 @@ def test_logprobs__bf16__err_about_as_much_as_on_the_cpu(
 def test_detach__model_that_comes_again__is_captured_again_with_the_same_tokens(
     rigs: tuple[CpuRig, CpuRig], checkpoints: Mapping[str, Path]
 ) -> None:
-    gpu = CpuRig(executor=open_cuda_executor(kv_pool_bytes=16 << 20, block_bytes=BLOCK_BYTES))
+    gpu = open_gpu_rig(pool_mib=16, block_bytes=BLOCK_BYTES)
     produced = []
     for _ in range(2):
         gpu.load("llama", checkpoints["llama"], dtype="float32", max_rows=100)

@@ -1,58 +1,37 @@
 """Prompts on a GPU: cached prefixes and chunks through flash attention, by gathering and by pages, and the warm-up."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    pytest.skip("no GPU is here", allow_module_level=True)
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("Triton's interpreter is on: run these tests alone", allow_module_level=True)
-
 from cpu_rig import CpuRig, make_prompt
-from gpu_scenarios import furthest, top_after_prefix, top_of_chunks
+from gpu_rig import DEVICE, open_gpu_rig
+from gpu_scenarios import furthest, top_after_prefix, top_of_chunks, write_model
 from torch.nn.attention import varlen
 from triton.runtime.jit import JITFunction
 
-from pdmux_actor.executor.cuda import decode_kernels, kv_kernels, sampling_kernels
+from pdmux_actor.executor.cuda import decode_kernels, kv_kernels, sampling_kernels, uniform_kernels
 from pdmux_actor.executor.cuda.prefix_pages import paged_flash, reads_pages
-from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.models import triton_operators
-from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from placement.launch_limits import LaunchLimits
 
-DEVICE = torch.device("cuda", 0)
 LIMITS = LaunchLimits(batch_tokens=512, sequences=8)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    shape = CheckpointShape(
-        model_type="llama",
-        num_layers=3,
-        hidden_size=256,
-        intermediate_size=512,
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=64,
-    )
-    write_random_checkpoint(folder, shape, seed=1)
-    return folder
+    return write_model(tmp_path_factory.mktemp("checkpoint"), 1, hidden_size=256, num_heads=8, head_dim=64)
 
 
 @pytest.fixture(scope="module", params=[16 * 1024, 64 * 1024], ids=["64 tokens a block", "256 tokens a block"])
 def rigs(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Mapping[str, CpuRig]]:
     """The exact one, and those that round: some kernels take pages of 256 tokens only."""
     block_bytes = request.param
-    executor = open_cuda_executor(kv_pool_bytes=128 << 20, block_bytes=block_bytes, launch_limits=LIMITS)
     found = {
         "exact": CpuRig(pool_mib=256, block_bytes=block_bytes),
         "cpu": CpuRig(pool_mib=128, block_bytes=block_bytes),
-        "gpu": CpuRig(executor=executor),
+        "gpu": open_gpu_rig(pool_mib=128, block_bytes=block_bytes, limits=LIMITS),
     }
     for name, rig in found.items():
         rig.load("llama", checkpoint, dtype="float32" if name == "exact" else "bfloat16", max_rows=60)
@@ -98,16 +77,13 @@ def test_paged_flash__pages_of_so_many_tokens__are_read_or_refused_in_words(
 
 def num_compiled() -> int:
     """Variants of our kernels that Triton has compiled."""
-    modules = (decode_kernels, kv_kernels, sampling_kernels, triton_operators)
+    modules = (decode_kernels, kv_kernels, sampling_kernels, triton_operators, uniform_kernels)
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
     return sum(len(caches[0]) for kernel in kernels for caches in kernel.device_caches.values())
 
 
 def test_load__first_prompts_of_any_size__compile_nothing(checkpoint: Path) -> None:
-    rig = CpuRig(
-        executor=open_cuda_executor(kv_pool_bytes=64 << 20, block_bytes=16 * 1024, launch_limits=LIMITS),
-        block_bytes=16 * 1024,
-    )
+    rig = open_gpu_rig(pool_mib=64, block_bytes=16 * 1024, limits=LIMITS)
     rig.load("llama", checkpoint, dtype="bfloat16", max_rows=60)
     before = num_compiled()
 
