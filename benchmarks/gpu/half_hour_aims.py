@@ -90,7 +90,9 @@ def _host(found: Findings) -> Aim:
     name, aim = "host time of a decode step, 128 x 1k", "150 us or less"
     if not rows:
         return Aim(name=name, aim=aim, found=None)
-    return Aim(name=name, aim=aim, found=f"{rows[0]['us']:.0f} us", holds=rows[0]["us"] <= 150)
+    greedy_us, drawn_us = rows[0]["us"], rows[0]["drawn_us"]
+    found_us = f"{greedy_us:.0f} us greedy, {drawn_us:.0f} us drawn"
+    return Aim(name=name, aim=aim, found=found_us, holds=max(greedy_us, drawn_us) <= 150)
 
 
 def _memory(found: Findings) -> Aim:

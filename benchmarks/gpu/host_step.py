@@ -3,8 +3,9 @@
     python benchmarks/gpu/host_step.py [--quick] [--json FILE [--plot PNG]]
 
 A captured step costs nothing here, and a device answers at once: what is left is the executor's own work. Each sequence
-gets its token after each step, as in the engine, so that rows fill and new ones begin. `new_us` is of a batch that the
-lane has not seen, `drawn_us` with temperature and top-p.
+gets its token after each step, as in the engine, so that rows fill and new ones begin. `joined_us` is of a step
+before which the batch's first sequence left and another joined at the end, `new_us` of a batch none of which was in the
+lane's last step; both over contexts that the device has. `drawn_us` is with temperature and top-p.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from profiler.gpus.h200 import DEVICE as H200
 
 ROW_KEY = ("batch", "tokens")
 CASES = ((1, 1024), (32, 1024), (128, 1024), (256, 1024), (32, 8192))
+_TURNS = 4
 _BLOCK_BYTES = 4096  # 32 tokens of the tiny model's heads: as 16 KiB of an 8B model's
 _DRAWN = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9, seed=1)
 
@@ -135,7 +137,13 @@ def measure(batch: int, tokens: int, steps: int) -> Row:
         found[name] = 1e6 * statistics.median(steps_s(launches, sequences, steps))
         if name == "us":
             others = launches.sequences([tokens] * batch, room_tokens=2 * steps + 16)
-            found["new_us"] = 1e6 * steps_s(launches, others, 1)[0]
+            steps_s(launches, others, 1)  # sends what prefill would have sent
+            turns = [steps_s(launches, batch_in_turn, 1)[0] for batch_in_turn in (sequences, others) * _TURNS]
+            found["new_us"] = 1e6 * statistics.median(turns)
+            queue = [*sequences, *others]
+            batches = [queue[first : first + batch] for first in range(1, 1 + min(batch, 2 * _TURNS))]
+            steps_s(launches, sequences, 1)
+            found["joined_us"] = 1e6 * statistics.median([steps_s(launches, b, 1)[0] for b in batches])
     return {"batch": batch, "tokens": tokens, "steps": steps, **{name: round(us, 1) for name, us in found.items()}}
 
 
@@ -150,7 +158,7 @@ def measure_here(options: argparse.Namespace, kept: KeptRows) -> None:
 
 
 def show(kept: KeptRows) -> None:
-    names = ("us", "drawn_us", "new_us")
+    names = ("us", "drawn_us", "joined_us", "new_us")
     print_table(kept.rows, {"batch": "{batch}", "tokens": "{tokens}", **{n: f"{{{n}:.0f}}" for n in names}})
 
 

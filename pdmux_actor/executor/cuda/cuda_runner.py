@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.executor.cuda.batch_order import Batch, places_in
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.decode_graphs import LOGITS, DecodeGraphs, GraphKey, Step, bucket_of
 from pdmux_actor.executor.cuda.device_attention import BatchAttention, DeviceKv
@@ -228,17 +229,18 @@ class CudaRunner:
     def _prepare_decode(self, launch: DecodeStep, sms: int, stream: Any, first_sm: int) -> Enqueue:
         model = self._models[launch.model]
         bucket = model.bucket(len(launch.sequences))
-        rows = bucket.sampling(launch.sequences, launch.steps)
+        batch = bucket.order.of(launch.sequences)
+        rows = bucket.sampling(batch)
         key = GraphKey(model=launch.model, bucket=bucket.size, decode_sms=sms, part=LOGITS, first_sm=first_sm)
-        if any(sequence.adapter is not None for sequence in launch.sequences):
+        if any(sequence.adapter is not None for sequence in batch):
             # Which adapters a step reads is another each time: it is not captured.
-            forward: Step = partial(bucket.forward, sms, _adapters(model, (), launch.sequences))
+            forward: Step = partial(bucket.forward, sms, _adapters(model, (), batch))
         else:
             forward = self._captured(bucket, key, stream)
         if not rows.is_plain:
-            return partial(self._decode_with_reports, launch, model, bucket, rows, forward)
+            return partial(self._decode_with_reports, launch, batch, model, bucket, rows, forward)
         sample = self._captured(bucket, replace(key, part=rows.kind.value), stream)
-        return partial(self._decode, launch, model, bucket, rows, forward, sample)
+        return partial(self._decode, launch, batch, model, bucket, rows, forward, sample)
 
     def _captured(self, bucket: DecodeBucket, key: GraphKey, stream: Any) -> Step:
         """Part of a step, launch by launch where there is no graph of it."""
@@ -254,31 +256,32 @@ class CudaRunner:
     def _decode(
         self,
         launch: DecodeStep,
+        batch: Batch,
         model: CudaModel,
         bucket: DecodeBucket,
         rows: SamplingRows,
         forward: Step,
         sample: Step,
     ) -> Read:
-        bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
+        bucket.load(self._stage, batch, launch.steps, model.row_table, rows)
         for _ in range(launch.steps):
             with model.workspace.passing():
                 forward()
             sample()
-        bucket.leave(launch.sequences, launch.steps)
+        bucket.leave(batch, launch.steps)
         sampled = _to_host(bucket.sampled[: launch.steps])
-        num_sequences = len(launch.sequences)
-        return lambda: _produced(
-            [
-                tuple(SampledToken(token_id) for token_id in token_ids)
-                for token_ids in sampled[:, :num_sequences].t().tolist()
-            ]
-        )
+        return partial(_read_plain, sampled, batch, launch.sequences)
 
     def _decode_with_reports(
-        self, launch: DecodeStep, model: CudaModel, bucket: DecodeBucket, rows: SamplingRows, forward: Step
+        self,
+        launch: DecodeStep,
+        batch: Batch,
+        model: CudaModel,
+        bucket: DecodeBucket,
+        rows: SamplingRows,
+        forward: Step,
     ) -> Read:
-        bucket.load(self._stage, launch.sequences, launch.steps, model.row_table, rows)
+        bucket.load(self._stage, batch, launch.steps, model.row_table, rows)
         samples = list[DeviceSample]()
         for _ in range(launch.steps):
             with model.workspace.passing():
@@ -287,10 +290,15 @@ class CudaRunner:
             sample = sample_with_reports(bucket.logits, bucket.parameters, rows, model.eos_token_ids, earlier)
             bucket.advance(sample.token_ids)
             samples.append(sample)
-        bucket.leave(launch.sequences, launch.steps)
+        bucket.leave(batch, launch.steps)
         on_host = [_sample_to_host(sample) for sample in samples]
         alternatives = rows.num_alternatives
-        return lambda: _produced(list(zip(*(host_tokens(s, alternatives) for s in on_host), strict=True)))
+
+        def read() -> Produced:
+            tokens = list(zip(*(host_tokens(sample, alternatives) for sample in on_host), strict=True))
+            return _produced([tokens[place] for place in places_in(batch, launch.sequences)])
+
+        return read
 
 
 MakeCudaRunner = Callable[[int, Mapping[str, CudaModel], DecodeGraphs, torch.device], CudaRunner]
@@ -354,8 +362,17 @@ def _to_host(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
+def _read_plain(sampled: Tensor, batch: Batch, sequences: Batch) -> Produced:
+    """`sampled`: [steps, rows], of `batch` and then padding. Tokens are those of `sequences`, in their order."""
+    columns = sampled.t().tolist()
+    in_order = columns[: len(batch)] if batch == sequences else [columns[p] for p in places_in(batch, sequences)]
+    return _produced([tuple([SampledToken(token_id) for token_id in token_ids]) for token_ids in in_order])
+
+
 def _produced(tokens: list[tuple[SampledToken, ...]]) -> Produced:
-    broken = {i for i, of_sequence in enumerate(tokens) if any(t.token_id == NOT_FINITE for t in of_sequence)}
+    broken = {i for i, of_sequence in enumerate(tokens) if NOT_FINITE in [token[0] for token in of_sequence]}
+    if not broken:  # the next launch waits for this
+        return Produced(tuple(tokens))
     return Produced(
         tuple(() if i in broken else of_sequence for i, of_sequence in enumerate(tokens)),
         dict.fromkeys(broken, LOGITS_NOT_FINITE),

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pdmux_actor.executor.cuda.batch_order import BatchOrder
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
-from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, sample_rows
+from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, output_counts, sample_rows
 from pdmux_actor.executor.cuda.held_rows import HeldRows, NewRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
@@ -25,7 +26,7 @@ from pdmux_actor.scheduling.sequence import TokenSequence
 
 MAX_STEPS = 16
 _PADDING = -1
-_READ_ARRAYS = ("uniforms", "row_places", "new_rows", "begun_rows", "begun_blocks")
+_READ_ARRAYS = ("row_places", "new_rows", "begun_rows", "begun_blocks")
 
 
 class DecodeBucket:
@@ -42,9 +43,10 @@ class DecodeBucket:
         self.size = size
         self._shared_logits = logits or SharedLogits(size)
         self._logits: Tensor | None = None
+        self.order = BatchOrder()
         self._held_rows = HeldRows(size, max_rows)
         device = kv.pool.device
-        fixed = self._fixed_arrays((), SamplingRows.of((), num_steps=MAX_STEPS, num_rows=size))
+        fixed = self._fixed_arrays((), SamplingRows.of((), num_rows=size))
         self._fixed_bytes = layout(fixed)[1]
         self._buffer = torch.zeros(self._fixed_bytes, dtype=torch.uint8, device=device)
         self._inputs = views(self._buffer, fixed)
@@ -55,13 +57,11 @@ class DecodeBucket:
         self._sampling: tuple[Sequence[TokenSequence], SamplingRows] | None = None
         self._left: tuple[Sequence[TokenSequence], list[int]] | None = None  # sequences and tokens known of each
 
-    def sampling(self, sequences: Sequence[TokenSequence], steps: int) -> SamplingRows:
-        """Returns the sampling of a launch of `steps` steps, padded to the bucket."""
+    def sampling(self, sequences: Sequence[TokenSequence]) -> SamplingRows:
+        """Returns the sampling of a launch, padded to the bucket."""
         if self._sampling is not None and self._sampling[0] == sequences:
-            rows = self._sampling[1].later(sequences, steps)
-        else:
-            device = self._kv.pool.device
-            rows = SamplingRows.of(sequences, steps=steps, num_steps=MAX_STEPS, num_rows=self.size, device=device)
+            return self._sampling[1]
+        rows = SamplingRows.of(sequences, num_rows=self.size, device=self._kv.pool.device)
         self._sampling = (sequences, rows) if rows.is_plain else None
         return rows
 
@@ -81,8 +81,6 @@ class DecodeBucket:
             arrays = self._row_arrays(sequences, num_tokens, steps, row_table)
             if sampling.is_plain and self.goes_on and left == (sequences, num_tokens):
                 self._inputs["step"].zero_()
-                if sampling.kind is SamplingKind.DRAWN:
-                    arrays["uniforms"] = sampling.arrays["uniforms"][:steps]
             else:
                 arrays = {**self._fixed_arrays(sequences, sampling), **arrays}
             self._send(stage, arrays)
@@ -117,13 +115,12 @@ class DecodeBucket:
         """Rows that hold a context were sent by whoever wrote to them first. A measurement gives sequences a context
         that was never computed: its rows are sent here, which waits.
         """
-        if not new.changed:
+        if not len(new.places):
             return
-        changed = np.array(new.changed)
         # The row of the token that comes next may be begun by this launch.
-        num_read = -(-(np.array(num_tokens, dtype=np.int64)[changed] - 1) // self._kv.tokens_per_row)
-        rows = self._held_rows.table[changed][:, : num_read.max(initial=0)]
-        read = rows[np.arange(rows.shape[1]) < num_read[:, None]]
+        num_read = -(-(np.array(num_tokens, dtype=np.int64) - 1) // self._kv.tokens_per_row)
+        place, row = np.divmod(new.places, self._held_rows.max_rows)
+        read = new.rows[row < num_read[place]]
         if not self._kv.on_device[read].all():
             self._kv.upload_missing(np.unique(read), row_table)
 
@@ -134,8 +131,6 @@ class DecodeBucket:
         sent = stage.send(arrays, received, _READ_ARRAYS)
         if "positions" in arrays:
             self._buffer.copy_(received[: self._fixed_bytes])  # where a captured step reads them
-        elif "uniforms" in arrays:
-            self._inputs["uniforms"][: len(sent["uniforms"])].copy_(sent["uniforms"])
         if "new_rows" in arrays:
             self._rows.index_copy_(0, sent["row_places"], sent["new_rows"])
         if "begun_rows" in arrays:
@@ -145,7 +140,7 @@ class DecodeBucket:
     def load_padding(self, stage: HostStage) -> None:
         """Inputs under which a step changes nothing but its own buffers."""
         no_rows = np.zeros((0, self._kv.table.shape[1]), dtype=np.int64)
-        self.load(stage, (), 1, no_rows, self.sampling((), 1))
+        self.load(stage, (), 1, no_rows, self.sampling(()))
 
     def forward(self, decode_sms: int, adapters: AdapterBatch | None = None) -> None:
         """Computes `logits` of one step. With `adapters` it cannot be captured."""
@@ -155,8 +150,7 @@ class DecodeBucket:
     def sample(self, kind: SamplingKind) -> None:
         """Draws a token for each sequence from `logits`, into `sampled[step counter]`, and goes on to the next step."""
         counter = self._inputs["step"]
-        uniforms = self._inputs["uniforms"].index_select(0, counter).squeeze(0)
-        token_ids = sample_rows(self.logits, self._inputs, uniforms, kind)
+        token_ids = sample_rows(self.logits, self._inputs, kind)
         self.sampled.index_copy_(0, counter.long(), token_ids.unsqueeze(0))
         self.advance(token_ids)
         counter.add_(1)
@@ -174,10 +168,11 @@ class DecodeBucket:
     def _advance_positions(self) -> None:
         positions = self._inputs["positions"]
         positions.add_((positions >= 0).to(torch.int32))
+        self._inputs["output_counts"].add_(1)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
-        """Sampling parameters on the device."""
+        """Sampling parameters on the device, and output tokens so far."""
         return self._inputs
 
     def _forward(self, num_splits: int, adapters: AdapterBatch | None) -> Tensor:
@@ -205,6 +200,7 @@ class DecodeBucket:
             "step": np.zeros(1, dtype=np.int32),
             "token_ids": np.array([s.token_ids[-1] for s in sequences] + [0] * padding, dtype=np.int32),
             "positions": np.array([len(s.token_ids) - 1 for s in sequences] + [_PADDING] * padding, dtype=np.int32),
+            "output_counts": output_counts(sequences, self.size),
             **sampling.arrays,
         }
 

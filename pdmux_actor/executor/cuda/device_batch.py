@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.device_sampler import SamplingRows
+from pdmux_actor.executor.cuda.device_sampler import SamplingRows, output_counts
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
 from pdmux_actor.executor.packed_batch import prompt_pieces
 from pdmux_actor.models.rope import PromptPiece
@@ -32,8 +32,8 @@ class DeviceBatch:
     (cumulative); context_rows, context_offsets [all chunks' contexts], chunk_rows [chunks * most rows] and
     context_tokens [chunks], where a chunk continues a cached prefix;
     decode_rows [decodes * row_stride], row_stride [1], decode_contexts [decodes]; sampled [rows] (places of the tokens
-    whose logits are wanted); begun_rows [n], begun_blocks [n, blocks_per_row]; and SamplingRows' arrays. `arrays` are
-    the same on the host.
+    whose logits are wanted); begun_rows [n], begun_blocks [n, blocks_per_row]; SamplingRows' arrays and
+    output_counts. `arrays` are the same on the host.
     """
 
     tensors: Mapping[str, Tensor]
@@ -75,7 +75,8 @@ def stage_batch(
     ]
     sampled = [e.first + e.length - 1 for c, e in zip(chunks, extents, strict=True) if c.samples]
     num_chunk_tokens = sum(e.length for e in extents)
-    sampling = SamplingRows.of([*(c.sequence for c in chunks if c.samples), *decodes], device=stage.device)
+    sampling_sequences = [*(c.sequence for c in chunks if c.samples), *decodes]
+    sampling = SamplingRows.of(sampling_sequences, device=stage.device)
     decode_rows, row_stride = padded_rows(decodes, len(decodes))
     chunk_rows, _ = padded_rows([c.sequence for c in chunks] if has_prefix else [], len(chunks))
     arrays: dict[str, npt.NDArray[np.generic]] = {
@@ -94,6 +95,7 @@ def stage_batch(
         "sampled": _int32([*sampled, *range(num_chunk_tokens, num_chunk_tokens + len(decodes))]),
         "begun_rows": begun.astype(np.int64),
         "begun_blocks": _int32(row_table[begun]),
+        "output_counts": output_counts(sampling_sequences, len(sampling_sequences)),
         **sampling.arrays,
     }
     return DeviceBatch(

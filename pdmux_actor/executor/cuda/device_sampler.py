@@ -5,7 +5,7 @@ here and 53 there, so that a number within 1e-7 of the border of two tokens may 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pdmux_actor.executor.constrained_rows import ConstrainedRows
 from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
+from pdmux_actor.executor.cuda.uniform_kernels import uniform_numbers
 from pdmux_actor.executor.logits_processing import LogitsProcessor
-from pdmux_actor.executor.sampler import uniform
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -34,81 +34,67 @@ class SamplingKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Parameters of the rows of one launch, on the host."""
+    """Parameters of the rows of one launch, on the host: `arrays` hold what no token changes.
+
+    `is_plain`: no log-probabilities, no masked tokens, no changed logits: what captured steps can do. Nothing here
+    depends on how far the sequences are then.
+    """
 
     kind: SamplingKind
     arrays: Mapping[str, npt.NDArray[np.generic]]
     num_alternatives: tuple[int | None, ...]
+    is_plain: bool
     has_min_tokens: bool
-    seeds: npt.NDArray[np.uint64] | None = None  # where rows are drawn
     processor: LogitsProcessor | None = None
     constrained: ConstrainedRows | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """No log-probabilities, no masked tokens, no changed logits: what captured steps can do."""
-        changed = self.has_min_tokens or self.processor is not None or self.constrained is not None
-        return not changed and all(n is None for n in self.num_alternatives)
-
     @classmethod
     def of(
-        cls,
-        sequences: Sequence[TokenSequence],
-        *,
-        steps: int = 1,
-        num_steps: int | None = None,
-        num_rows: int | None = None,
-        device: torch.device | None = None,
+        cls, sequences: Sequence[TokenSequence], *, num_rows: int | None = None, device: torch.device | None = None
     ) -> "SamplingRows":
-        """Builds the rows of `steps` steps, padded with greedy rows to `num_rows`, and with unused steps to
-        `num_steps`. `device` is where the logits will be; None: the CPU.
+        """Builds the rows, padded with greedy rows to `num_rows`. `device` is where the logits will be; None: the
+        CPU.
         """
         params = [s.request.sampling for s in sequences]
-        padding = (num_rows or len(params)) - len(params)
+        num_params, size = len(params), num_rows or len(params)
         drawn = any(p.temperature > 0 for p in params)
-        uniforms, seeds = np.zeros((num_steps or steps, len(params) + padding)), None
+        temperature, top_p, top_k = np.zeros(size), np.ones(size), np.zeros(size, dtype=np.int32)
+        seeds, min_tokens = np.zeros(size, dtype=np.uint64), np.zeros(size, dtype=np.int32)
         if drawn:  # greedy rows read none of this, and a list is a long way to an array
-            seeds = np.array([p.seed & _UINT64 for p in params] + [0] * padding, dtype=np.uint64)
-            _draw(uniforms, seeds, sequences, steps)
-        left = [p.min_tokens - s.num_output_tokens for p, s in zip(params, sequences, strict=True)]
+            temperature[:num_params] = [p.temperature for p in params]
+            top_p[:num_params] = [p.top_p for p in params]
+            top_k[:num_params] = [p.top_k for p in params]
+            seeds[:num_params] = [p.seed & _UINT64 for p in params]
+        least = [p.min_tokens for p in params]
+        too_short = any(least) and any(n > s.num_output_tokens for n, s in zip(least, sequences, strict=True))
+        if too_short:
+            min_tokens[:num_params] = least
+        alternatives = tuple([p.logprobs for p in params])
+        reports = any(n is not None for n in alternatives)
+        processor = LogitsProcessor.of(sequences, num_rows=num_rows, to_device=partial(_sent, device))
+        constrained = ConstrainedRows.of(sequences, num_rows=num_rows)
         return cls(
             kind=SamplingKind.DRAWN if drawn else SamplingKind.GREEDY,
             arrays={
-                "temperature": np.array([p.temperature for p in params] + [0.0] * padding, dtype=np.float64),
-                "top_p": np.array([p.top_p for p in params] + [1.0] * padding, dtype=np.float64),
-                "top_k": np.array([p.top_k for p in params] + [0] * padding, dtype=np.int32),
-                "min_tokens_left": np.array(left + [0] * padding, dtype=np.int32),
-                "uniforms": uniforms,
+                "temperature": temperature,
+                "top_p": top_p,
+                "seeds": seeds.view(np.int64),
+                "top_k": top_k,
+                "min_tokens": min_tokens,
             },
-            num_alternatives=tuple(p.logprobs for p in params),
-            has_min_tokens=any(n > 0 for n in left),
-            seeds=seeds,
-            processor=LogitsProcessor.of(sequences, num_rows=num_rows, to_device=partial(_sent, device)),
-            constrained=ConstrainedRows.of(sequences, num_rows=num_rows),
+            num_alternatives=alternatives,
+            is_plain=not reports and not too_short and processor is None and constrained is None,
+            has_min_tokens=too_short,
+            processor=processor,
+            constrained=constrained,
         )
 
-    def later(self, sequences: Sequence[TokenSequence], steps: int) -> "SamplingRows":
-        """Returns the rows of a later launch of the same sequences. Only where `is_plain`: nothing else depends on how
-        far they are.
-        """
-        if self.seeds is None:
-            return self
-        uniforms = np.zeros_like(self.arrays["uniforms"])
-        _draw(uniforms, self.seeds, sequences, steps)
-        return replace(self, arrays={**self.arrays, "uniforms": uniforms})
 
-
-def _draw(
-    uniforms: npt.NDArray[np.generic],
-    seeds: npt.NDArray[np.uint64],
-    sequences: Sequence[TokenSequence],
-    steps: int,
-) -> None:
-    """Fills the first `steps` rows of `uniforms`."""
-    done = np.zeros(len(seeds), dtype=np.int64)
-    done[: len(sequences)] = [sequence.num_output_tokens for sequence in sequences]
-    for step in range(steps):
-        uniforms[step] = uniform(seeds, done + step)
+def output_counts(sequences: Sequence[TokenSequence], num_rows: int) -> npt.NDArray[np.int32]:
+    """Number of output tokens of each row, which changes with each of them."""
+    counts = np.zeros(num_rows, dtype=np.int32)
+    counts[: len(sequences)] = [len(s.token_ids) - s.num_prompt_tokens for s in sequences]
+    return counts
 
 
 def _sent(device: torch.device | None, array: npt.NDArray[np.generic]) -> Tensor:
@@ -132,16 +118,16 @@ class DeviceSample:
 def sample_rows(
     logits: Tensor,
     parameters: Mapping[str, Tensor],
-    uniforms: Tensor,
     kind: SamplingKind,
     log_min_p: Tensor | None = None,
 ) -> Tensor:
-    """Token ids int32 [rows], NOT_FINITE where the logits are not. logits: float32 [rows, vocab_size]; `log_min_p`:
-    float64 [rows].
+    """Token ids int32 [rows], NOT_FINITE where the logits are not. logits: float32 [rows, vocab_size]; parameters:
+    SamplingRows' arrays and `output_counts`; `log_min_p`: float64 [rows].
     """
     highest, token_ids = logits.max(dim=-1)
     if kind is SamplingKind.DRAWN:
         temperatures, top_ks, top_ps = (parameters[name] for name in ("temperature", "top_k", "top_p"))
+        uniforms = uniform_numbers(parameters["seeds"], parameters["output_counts"])
         token_ids = draw_rows(logits, highest, token_ids, temperatures, top_ks, top_ps, uniforms, log_min_p)
     return torch.where(highest.isfinite(), token_ids, NOT_FINITE).to(torch.int32)
 
@@ -154,22 +140,21 @@ def sample_with_reports(
     earlier: Sequence[Tensor] = (),
 ) -> DeviceSample:
     """Samples as `sample_rows`, with all that rows ask for: log-probabilities of the model's own distribution,
-    penalties, masks. `earlier` are the token ids of the launch's steps so far. logits are overwritten. What masks are
-    filled from is known on the host, which fills them while the device computes the logits.
+    penalties, masks. `earlier` are the token ids of the launch's steps so far, which `output_counts` count. logits are
+    overwritten. What masks are filled from is known on the host, which fills them while the device computes the logits.
     """
-    step = len(earlier)
     wanted = [n for n in rows.num_alternatives if n is not None]
     report = logits.log_softmax(dim=-1) if wanted else None
     if rows.processor is not None:
         rows.processor.apply(logits, [token_ids.clamp(min=0) for token_ids in earlier])
     if rows.has_min_tokens and len(eos_token_ids):
-        too_short = parameters["min_tokens_left"] > step
+        too_short = parameters["min_tokens"] > parameters["output_counts"]
         ends = logits.index_select(1, eos_token_ids)
         logits.index_copy_(1, eos_token_ids, ends.masked_fill(too_short[:, None], float("-inf")))
     if rows.constrained is not None:
         rows.constrained.mask(logits)
     log_min_p = None if rows.processor is None else rows.processor.log_min_p
-    token_ids = sample_rows(logits, parameters, parameters["uniforms"][step], rows.kind, log_min_p)
+    token_ids = sample_rows(logits, parameters, rows.kind, log_min_p)
     if report is None:
         return DeviceSample(token_ids=token_ids)
     top_logprobs, top_ids = report.topk(min(max(1, *wanted), report.shape[1]), dim=-1)

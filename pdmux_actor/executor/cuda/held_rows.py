@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +13,14 @@ from pdmux_actor.scheduling.sequence import TokenSequence
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRows:
     """`rows[i]` belongs to place `places[i]` of the device's table, flat: a sequence's first one is a multiple of the
-    table's width. `changed`: places of the sequences among the batch's.
+    table's width.
     """
 
     places: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int32]
-    changed: tuple[int, ...]
 
 
-_NOTHING_NEW = NewRows(places=np.zeros(0, dtype=np.int64), rows=np.zeros(0, dtype=np.int32), changed=())
+_NOTHING_NEW = NewRows(places=np.zeros(0, dtype=np.int64), rows=np.zeros(0, dtype=np.int32))
 
 
 class HeldRows:
@@ -37,21 +37,23 @@ class HeldRows:
 
     def take(self, sequences: Sequence[TokenSequence]) -> NewRows:
         """Returns what differs from the call before, place by place, and counts as sent from now on."""
-        places, rows, changed = list[npt.NDArray[np.int64]](), list[npt.NDArray[np.int32]](), list[int]()
+        firsts, added = list[int](), list[list[int]]()
         for place, sequence in enumerate(sequences):
-            known = self._known[place]
-            if known == sequence.rows:
+            known, held = self._known[place], sequence.rows
+            if known == held:
                 continue
-            first = len(known) if sequence.rows[: len(known)] == known else 0
-            end = len(sequence.rows)
-            self._known[place] = sequence.rows.copy()
-            self.table[place, first:end] = sequence.rows[first:]
-            places.append(np.arange(first, end) + place * self.max_rows)
-            rows.append(self.table[place, first:end])
-            changed.append(place)
-        if not changed:
+            first = len(known) if held[: len(known)] == known else 0
+            self._known[place] = held.copy()
+            firsts.append(place * self.max_rows + first)
+            added.append(held[first:] if first else held)
+        if not added:
             return _NOTHING_NEW
-        return NewRows(places=np.concatenate(places), rows=np.concatenate(rows), changed=tuple(changed))
+        counts = np.array([len(rows) for rows in added])
+        # One array of all lists: an array for each costs a large batch more than all that it holds.
+        rows = np.fromiter(chain.from_iterable(added), dtype=np.int32, count=counts.sum())
+        places = np.arange(len(rows)) + np.repeat(np.array(firsts) - (counts.cumsum() - counts), counts)
+        self.table.reshape(-1)[places] = rows
+        return NewRows(places=places, rows=rows)
 
     def forget(self) -> None:
         """The device may not have what was sent."""

@@ -97,7 +97,7 @@ class LeadingCudaRunner(CudaRunner):
 
 
 def _on_wire(batch: DeviceBatch) -> DeviceBatchOnWire:
-    sampled = {"sampled", *batch.sampling.arrays}
+    sampled = {"sampled", "output_counts", *batch.sampling.arrays}
     return DeviceBatchOnWire(
         arrays=on_wire({name: array for name, array in batch.arrays.items() if name not in sampled}),
         chunks=tuple((c.first, c.length, c.context_tokens) for c in batch.chunks),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.decode_bucket import MAX_STEPS, DecodeBucket
+from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
@@ -62,7 +62,7 @@ class FollowingBucket(DecodeBucket):
     """Computes the same steps with this rank's heads and columns; samples nothing."""
 
     def take(self, stage: HostStage, sent: Mapping[str, ArrayOnWire]) -> None:
-        unsampled = SamplingRows.of((), num_steps=MAX_STEPS, num_rows=self.size)
+        unsampled = SamplingRows.of((), num_rows=self.size)
         self._send(stage, self._fixed_arrays((), unsampled) | {name: array.array() for name, array in sent.items()})
 
     def follow(self, group: LaneGroup, *, is_first: bool, num_splits: int) -> None:

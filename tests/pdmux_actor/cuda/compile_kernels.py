@@ -26,6 +26,7 @@ from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
 from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
 from pdmux_actor.executor.cuda.split_list import split_list, target_splits
+from pdmux_actor.executor.cuda.uniform_kernels import uniform_numbers
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.workspace import LaneArena, Workspace
@@ -123,6 +124,7 @@ def main(capability: int) -> None:
         call_all(32, 8, 128, 14336, torch.float32, has_norms=False)
     per_row = torch.zeros(3, dtype=torch.float64)
     draw_rows(torch.zeros(3, 128_256), per_row.float(), per_row.long(), per_row, per_row.int(), per_row, per_row)
+    uniform_numbers(per_row.long(), per_row.int())
     SmCensus(torch.device("cpu")).take()
     report = {name: [resources(k) for k in {k.hash: k for k in found}.values()] for name, found in compiled.items()}
     print(json.dumps(report))

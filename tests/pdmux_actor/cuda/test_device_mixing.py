@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from gpu.random_models import random_model
 
-from pdmux_actor.executor.cuda import cuda_runner, decode_kernels, kv_kernels, sampling_kernels
+from pdmux_actor.executor.cuda import cuda_runner, decode_kernels, kv_kernels, sampling_kernels, uniform_kernels
 from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner
 from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
@@ -140,6 +140,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         (decode_kernels, ("_split_kernel", "_join_kernel")),
         (kv_kernels, ("_store_kernel", "_gather_kernel")),
         (sampling_kernels, ("_draw_kernel",)),
+        (uniform_kernels, ("_uniform_kernel",)),
         (triton_operators, ("_rotate_kernel", "_silu_product_kernel", "_norm_kernel")),
     ):
         for name in names:
@@ -172,7 +173,8 @@ def test_decode__any_sampling__stays_on_the_device(gpu: OtherDevice, sampling: d
     check(gpu.run(DecodeStep(model="tiny", sequences=sequences, steps=3)))
 
     assert gpu.kernels["_join_kernel"].launches == 3 * gpu.num_layers
-    assert gpu.kernels["_draw_kernel"].launches == (3 if "temperature" in sampling else 0)
+    for kernel in ("_uniform_kernel", "_draw_kernel"):
+        assert gpu.kernels[kernel].launches == (3 if "temperature" in sampling else 0)
 
 
 def test_prefill__slices_of_two_prompts__stay_on_the_device(gpu: OtherDevice) -> None:

@@ -11,6 +11,7 @@ from pdmux_actor.executor.cuda.device_sampler import (
     NOT_FINITE,
     SamplingKind,
     SamplingRows,
+    output_counts,
     sample_rows,
     sample_with_reports,
 )
@@ -42,6 +43,11 @@ def make_sequences(count: int, kinds: int, processing: LogitsProcessing | None =
     return [TokenSequence.from_request(request, 0.0) for request in requests]
 
 
+def on_device(rows: SamplingRows, sequences: list[TokenSequence], num_rows: int) -> dict[str, torch.Tensor]:
+    arrays = {**rows.arrays, "output_counts": output_counts(sequences, num_rows)}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
 @pytest.mark.parametrize(
     ("kinds", "kind"), [(1, SamplingKind.GREEDY), (2, SamplingKind.DRAWN), (5, SamplingKind.DRAWN)]
 )
@@ -49,14 +55,14 @@ def test_sample_rows__each_row_with_its_own_filters__tokens_of_the_cpu(kinds: in
     sequences = make_sequences(25, kinds)
     logits = 3 * torch.randn(25, VOCABULARY, generator=torch.Generator().manual_seed(kinds))
     rows = SamplingRows.of(sequences, num_rows=30)
-    parameters = {name: torch.from_numpy(array) for name, array in rows.arrays.items()}
+    parameters = on_device(rows, sequences, 30)
     logits[:, 40:60] = logits[:, 20:40].round()  # many are alike
     padded = torch.cat((logits, torch.zeros(5, VOCABULARY)))
     padded[3, 5] = float("nan")
     expected = Sampler(sequences, frozenset()).sample(logits.clone()).token_ids.tolist()
     expected[3] = NOT_FINITE
 
-    sampled = sample_rows(padded, parameters, parameters["uniforms"][0], rows.kind)
+    sampled = sample_rows(padded, parameters, rows.kind)
 
     assert rows.kind is kind
     assert sampled[:25].tolist() == expected
@@ -67,7 +73,7 @@ def test_sample_with_reports__min_p_and_a_vocabulary_of_many_tiles__tokens_of_th
     sequences = make_sequences(10, 5, LogitsProcessing(min_p=0.1))
     logits = 3 * torch.randn(10, 5000, generator=torch.Generator().manual_seed(1))
     rows = SamplingRows.of(sequences)
-    parameters = {name: torch.from_numpy(array) for name, array in rows.arrays.items()}
+    parameters = on_device(rows, sequences, 10)
 
     by_cpu = Sampler(sequences, frozenset()).sample(logits.clone()).token_ids
 

@@ -43,5 +43,5 @@ def test_host_step__any_batch__times_of_what_the_host_does(tmp_path: Path) -> No
     charts.draw_report(result, picture, host_step.draw)
 
     (row,) = json.loads(result.read_text())["rows"]
-    assert all(0 < row[name] < 1e6 for name in ("us", "drawn_us", "new_us"))
+    assert all(0 < row[name] < 1e6 for name in ("us", "drawn_us", "joined_us", "new_us"))
     assert picture.stat().st_size > 1000

@@ -36,6 +36,7 @@ def test_kernels__for_an_absent_gpu__compile_without_spills(capability: int, tmp
         "_rotate_kernel",
         "_norm_kernel",
         "_draw_kernel",
+        "_uniform_kernel",
     } <= set(report)
     assert all(variant["copies_ahead"] > 0 for variant in report["_split_kernel"]), report["_split_kernel"]
     # Five models: nothing but their shapes makes a variant, no layer, no batch and no number of splits.
