@@ -81,6 +81,11 @@ class PartsWatch:
         self._pids: dict[str, int] = {}
         self._ended_s: dict[str, float] = {}
 
+    @property
+    def lacks_any(self) -> bool:
+        """Says whether one has ended and is not back."""
+        return bool(self._ended_s)
+
     def look(self, commands: Mapping[int, str], now_s: float) -> Sequence[PartEnded | PartBack]:
         """`commands`: command lines of what runs now, by process id. Vital parts come first, the cause before what it
         takes along.

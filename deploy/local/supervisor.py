@@ -15,9 +15,10 @@ import psutil
 from deploy.errors import DeployError, FleetLost, FleetStartError
 from deploy.local.cluster_parts import PartBack, PartEnded, PartsWatch
 from deploy.local.process_tree import ProcessTree
+from pdmux_actor.serving.quiet_pace import QuietPace
 
 _TICK_S = 0.25
-_LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S, _QUIET_LOOK_EVERY_S = 1.0, 5.0  # a look goes through all processes of the machine
 _AGAIN_S = 0.5  # a terminal that sends Ctrl-C twice at once means one
 _GRACE_S = 3.0  # what runs out of time says so by itself if it can
 _ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -43,6 +44,7 @@ class Supervisor:
         self._ending_since_s: float | None = None
         self._own_signals = 0
         self._looked_s = 0.0
+        self._pace = QuietPace(busy_s=_LOOK_EVERY_S, quiet_s=_QUIET_LOOK_EVERY_S)
         self._signals, self._wakeup = socket.socketpair()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -60,6 +62,7 @@ class Supervisor:
         self._closed.set()
         # no deadline: the thread waits for nothing but `_closed` and signals, a little while each time
         self._thread.join()
+        self._tree.close()
         signal.set_wakeup_fd(-1)
         self._signals.close()
         self._wakeup.close()
@@ -87,20 +90,22 @@ class Supervisor:
 
     def _run(self) -> None:
         while not self._closed.wait(_TICK_S):
-            now_s = time.monotonic()
-            self._take_signals(now_s)
-            if now_s - self._looked_s >= _LOOK_EVERY_S:
-                self._looked_s = now_s
-                self._look(now_s)
-            if self._must_be_ready_s is not None and now_s > self._must_be_ready_s and self._ending_since_s is None:
-                self._interrupt(
-                    FleetStartError(
-                        reason=f"not ready after {self._wait_s:g} s ({self._stage})",
-                        remedy="run again with -v for the logs, or allow more with --wait",
-                    )
+            self._tick(time.monotonic())
+
+    def _tick(self, now_s: float) -> None:
+        self._take_signals(now_s)
+        if now_s - self._looked_s >= _LOOK_EVERY_S and self._is_look_due(now_s):
+            self._looked_s = now_s
+            self._look(now_s)
+        if self._must_be_ready_s is not None and now_s > self._must_be_ready_s and self._ending_since_s is None:
+            self._interrupt(
+                FleetStartError(
+                    reason=f"not ready after {self._wait_s:g} s ({self._stage})",
+                    remedy="run again with -v for the logs, or allow more with --wait",
                 )
-            if self._ending_since_s is not None and now_s - self._ending_since_s > self._stop_s:
-                self._end_by_force(f"stopping takes longer than {self._stop_s:g} s: ending all by force")
+            )
+        if self._ending_since_s is not None and now_s - self._ending_since_s > self._stop_s:
+            self._end_by_force(f"stopping takes longer than {self._stop_s:g} s: ending all by force")
 
     def _take_signals(self, now_s: float) -> None:
         try:
@@ -117,8 +122,13 @@ class Supervisor:
         elif now_s - self._ending_since_s > _AGAIN_S:
             self._end_by_force("interrupted again: ending all by force")
 
+    def _is_look_due(self, now_s: float) -> bool:
+        is_changing = self._must_be_ready_s is not None or self._ending_since_s is not None or self._parts.lacks_any
+        return self._pace.is_due(now_s) or is_changing or self._tree.is_worth_a_look()
+
     def _look(self, now_s: float) -> None:
         processes = self._tree.look()  # also before and after: what is to be ended is known by that
+        self._pace.note("processes", frozenset(processes), now_s)
         if self._folder is None or self._ending_since_s is not None:
             return
         for change in self._parts.look(_commands(processes), now_s):

@@ -4,10 +4,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
+
+from deploy.local.supervisor import Supervisor
 
 PATIENCE_S = 60.0
 STUBBORN = """
@@ -99,3 +104,65 @@ def test_vital_part_ends__main_thread_is_interrupted_with_the_verdict(folder: Pa
 
     assert code == 1
     assert f"FleetLost: the fleet is lost: Ray's GCS (process {program.child.pid}) has ended" in err
+
+
+class ScriptedTree:
+    """Stands for the process tree: `running(now_s)` are command lines by process id."""
+
+    def __init__(self, running: Callable[[float], Mapping[int, str]]) -> None:
+        self.running = running
+        self.now_s = 0.0
+        self.seen: set[int] = set()
+        self.looked_s: list[float] = []
+
+    def look(self) -> Sequence[object]:
+        self.looked_s.append(self.now_s)
+        commands = self.running(self.now_s)
+        self.seen = set(commands)
+        return [ScriptedProcess(pid, command) for pid, command in commands.items()]
+
+    def is_worth_a_look(self) -> bool:
+        return not self.seen <= self.running(self.now_s).keys()
+
+
+@dataclass(frozen=True)
+class ScriptedProcess:
+    pid: int
+    command: str
+
+    def cmdline(self) -> list[str]:
+        return [self.command]
+
+
+def minute_of(running: Callable[[float], Mapping[int, str]], folder: Path) -> tuple[ScriptedTree, list[str]]:
+    """A supervisor's looks and words, tick by tick."""
+    told: list[str] = []
+    supervisor, tree = Supervisor(stop_s=1.0, tell=told.append), ScriptedTree(running)
+    supervisor._signals.setblocking(False)
+    supervisor._tree = tree
+    supervisor.watch(folder)
+    for tick in range(4, 240):
+        tree.now_s = tick / 4
+        supervisor._tick(tree.now_s)
+    return tree, told
+
+
+def test_look__nothing_changes__comes_rarely_after_a_while(folder: Path) -> None:
+    tree, told = minute_of(lambda now_s: {1: "/raylet/raylet", 2: "ray::ServeController"}, folder)
+
+    assert told == []
+    gaps_s = [later - before for before, later in pairwise(tree.looked_s)]
+    assert gaps_s[:9] == [1.0] * 9
+    assert set(gaps_s[10:]) == {4.5}
+
+
+def test_look__process_ends_in_a_quiet_fleet__is_seen_at_once_and_so_is_the_next_one(folder: Path) -> None:
+    def running(now_s: float) -> Mapping[int, str]:
+        serving = {2: "ray::ServeController"} if now_s < 31.1 else {3: "ray::ServeController"} if now_s > 45.1 else {}
+        return {1: "/raylet/raylet", **serving}
+
+    tree, told = minute_of(running, folder)
+
+    assert told[0].startswith("Serve's controller (process 2) has ended: ")
+    assert told[1:] == ["Serve's controller runs again, after 14 s"]
+    assert min(s for s in tree.looked_s if s > 31.1) == 31.25
