@@ -36,8 +36,9 @@ class Deployment:
     """`solver` None is the fleet file's own; `lays_out`: it chooses the sizes of units, too. With a `fleet_mode` units
     are several engines, by its `split`. `scheduler` are fields of the scheduler's settings that differ, `host_s` what
     the engine's host adds to every launch (default: by the kind of device), `longest_prompt_tokens` what the budget of
-    chunked prefill is tuned for. `slowdowns`: by unit, times what its device's figures say. `interference`: by model
-    and the one that runs beside it, how much longer it takes then. `seed`: by it spot nodes are lost.
+    chunked prefill is tuned for. `slowdowns`: by unit, times what its device's figures say; `engine_slowdown`: the same
+    of all units. `interference`: by model and the one that runs beside it, how much longer it takes then. `seed`: by it
+    spot nodes are lost.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Deployment:
     host_s: float | None = None
     longest_prompt_tokens: int = 0
     slowdowns: Mapping[str, float] = field(default_factory=dict)
+    engine_slowdown: float = 1.0
     interference: Interference = field(default_factory=dict)
     seed: int = 0
 
@@ -206,7 +208,7 @@ def _unit_design(
         settings=replace(settings, **deployment.scheduler),
         models=placed,
         host_s=host_s,
-        slowdown=deployment.slowdowns.get(capacity.unit_id, 1.0),
+        slowdown=deployment.engine_slowdown * deployment.slowdowns.get(capacity.unit_id, 1.0),
         interference=deployment.interference,
     )
     identity = UnitIdentity(

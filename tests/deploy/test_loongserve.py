@@ -15,7 +15,7 @@ from pdmux_actor.messages import GenerateRequest, TokenEvent
 
 
 def token_times(
-    *arrivals: tuple[float, GenerateRequest], instance: EngineDesign | None = None
+    *arrivals: tuple[float, GenerateRequest], instance: EngineDesign | None = None, stops_decode: bool = False
 ) -> Mapping[str, list[float]]:
     agenda, times = EventQueue(), {r.request_id: list[float]() for _, r in arrivals}
 
@@ -24,7 +24,7 @@ def token_times(
             assert event.error is None
             times[event.request_id] += [round(agenda.clock.now_s, 6)] * len(event.tokens)
 
-    split = Split(link_bytes_per_s=TENTH)
+    split = Split(link_bytes_per_s=TENTH, stops_decode=stops_decode)
     unit = FLEET_MODES["loongserve"].make(IDENTITY, instance or design(), split, agenda, told)
     for arrival_s, one in arrivals:
         agenda.at(arrival_s, lambda one=one: unit.submit(one))  # type: ignore[misc]
@@ -53,6 +53,24 @@ def test_loongserve__all_instances_decode__the_one_with_least_kv_is_emptied_onto
     assert times["m"] == [0.395, 0.405]
     assert times["z"][8:] == [0.28, 0.29, 0.42, 0.43]
     assert times["a"] == [round(0.05 + 0.01 * i, 6) for i in range(60)]
+
+
+def test_loongserve__prompts_stop_decode__requests_of_the_instance_with_least_kv_go_on_there_afterwards() -> None:
+    """The step of "z" that began at 0.29 s is lost, and is done again from 0.395 s on, with "m"."""
+    arrivals = [(0.0, request("a", max_tokens=60)), (0.1, request("z", max_tokens=12)), (0.295, request("m"))]
+    times = token_times(*arrivals, stops_decode=True)
+    assert times["m"] == [0.395, 0.405]
+    assert times["z"][8:] == [0.28, 0.29, 0.405, 0.415]
+    assert times["a"] == [round(0.05 + 0.01 * i, 6) for i in range(60)]
+
+
+def test_loongserve__stopped_instance_has_no_room_for_the_prompt__it_waits_for_an_answers_end() -> None:
+    small = replace(design(), total_blocks=40)
+    placed = replace(small.models[0], quota_blocks=40)
+    arrivals = [(0.0, request("a", max_tokens=60)), (0.1, request("z", max_tokens=12)), (0.295, request("m"))]
+    times = token_times(*arrivals, instance=replace(small, models=(placed,)), stops_decode=True)
+    assert times["z"][-1] == 0.31
+    assert times["m"] == [0.41, 0.42]
 
 
 def test_loongserve__emptied_instance_has_no_room_elsewhere__prompt_waits_for_an_answers_end() -> None:

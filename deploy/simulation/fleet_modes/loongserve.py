@@ -7,8 +7,9 @@ holds least KV is emptied onto the others. No KV is kept for later requests (Mux
 
 Assumed, since the paper was not at hand: n instances take an n-th of the time of one, as communication hides behind
 attention; an instance is emptied whenever the others have room, where the paper weighs what it costs; its requests stop
-while their KV crosses the link, and it takes prompts at once. Not modelled: decode on several instances at a time, and
-memory of prompts until their first token.
+while their KV crosses the link, and it takes prompts at once. With `stops_decode` it is not emptied: its requests stop
+until the prompts are done, and go on there. Not modelled: decode on several instances at a time, and memory of prompts
+until their first token.
 """
 
 from collections import deque
@@ -50,7 +51,9 @@ class _Spread:
 
 @dataclass(slots=True, eq=False)
 class _Decoding:
-    """`on_its_way` counts transfers of its KV that have not ended: several, if it is sent on before it is there."""
+    """`on_its_way` counts what it waits for: transfers of its KV that have not ended, several if it is sent on before
+    it is there, and prompts that have stopped it.
+    """
 
     request: GenerateRequest
     instance: int
@@ -72,6 +75,8 @@ class LoongServeUnit:
         self._on_tokens = on_tokens
         self._specs = {m.info.model: m.info.spec for m in design.models}
         self._capacity_bytes = design.total_blocks * design.block_bytes
+        self._stops_decode = split.stops_decode
+        self._stopped: list[_Decoding] = []
         self._links = KvLinks(bytes_per_s=split.link_bytes_per_s, layerwise=False)
         forgetful = replace(design, settings=replace(design.settings, prefix_cache=False))
         self.design = decode_only(forgetful)
@@ -108,7 +113,9 @@ class LoongServeUnit:
         """Gives the next prompts all instances that are free, once those before them are done."""
         if self._in_prefill or not self._waiting:
             return
-        free = [place for place, used in enumerate(self._used_bytes) if not used] or self._emptied()
+        free = [place for place, used in enumerate(self._used_bytes) if not used]
+        if not free:
+            free = self._stop() if self._stops_decode else self._emptied()
         if not free:
             return
         self._group = free
@@ -122,9 +129,23 @@ class LoongServeUnit:
         one_each = [replace(r, sampling=replace(r.sampling, max_tokens=1)) for r in batch]
         self._prefill.submit_together(one_each)
 
+    def _with_least_kv(self) -> int:
+        return min(range(len(self._instances)), key=lambda place: (self._used_bytes[place], place))
+
+    def _stop(self) -> list[int]:
+        """Stops the requests of the instance with least KV. Empty: the next prompt has no room there."""
+        place, prompt = self._with_least_kv(), self._waiting[0]
+        if self._used_bytes[place] + self._kv_bytes(prompt, len(prompt.prompt_token_ids)) > self._capacity_bytes:
+            return []
+        self._stopped = [decoding for decoding in self._decoding.values() if decoding.instance == place]
+        for decoding in self._stopped:
+            decoding.on_its_way += 1
+            self._instances[place].tell(Abort(decoding.request.request_id))
+        return [place]
+
     def _emptied(self) -> list[int]:
         """Empties the instance with least KV onto those with most room. Empty: they have too little."""
-        source = min(range(len(self._instances)), key=lambda place: (self._used_bytes[place], place))
+        source = self._with_least_kv()
         used, plan = list(self._used_bytes), list[tuple[_Decoding, int]]()
         others = [place for place in range(len(used)) if place != source]
         for decoding in self._decoding.values():
@@ -170,9 +191,11 @@ class LoongServeUnit:
             passed_on.append(TokenEvent(request_id=event.request_id, tokens=event.tokens) if goes_on else event)
             if goes_on:
                 settled.append(self._settle(request, [token.token_id for token in event.tokens]))
-        self._agenda.at(self._agenda.clock.now_s, partial(self._join, settled))
         if not self._in_prefill:
+            settled += self._stopped
+            self._stopped = []
             self._dispatch_now()
+        self._agenda.at(self._agenda.clock.now_s, partial(self._join, settled))
         self._on_tokens(passed_on)
 
     def _settle(self, request: GenerateRequest, tokens: list[int]) -> _Decoding:
@@ -186,19 +209,20 @@ class LoongServeUnit:
         return decoding
 
     def _pass_on(self, place: int, events: Sequence[TokenEvent]) -> None:
-        """What an instance says of a request that has left it is of no interest."""
+        """What an instance says of a request that has left it, or is stopped, is of no interest."""
         self.is_stale = True
         passed_on = []
         for event in events:
             decoding = self._decoding.get(event.request_id)
-            if decoding is None or decoding.instance != place:
+            if decoding is None or decoding.instance != place or decoding.on_its_way:
                 continue
             passed_on.append(event)
             decoding.tokens += [token.token_id for token in event.tokens]
             self._grow(decoding, self._kv_bytes(decoding.request, len(event.tokens)))
             if event.finish is not None:
                 self._grow(self._decoding.pop(event.request_id), -decoding.kv_bytes)
-        if self._waiting and not self._used_bytes[place]:
+        has_ended = any(event.finish is not None for event in passed_on)
+        if self._waiting and (not self._used_bytes[place] or (has_ended and self._stops_decode)):
             self._dispatch_now()
         self._on_tokens(passed_on)
 

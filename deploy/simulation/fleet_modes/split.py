@@ -19,13 +19,15 @@ _NAME = re.compile(r"([1-9]\d{0,2})P([1-9]\d{0,2})D(?::(\d{1,6}(?:\.\d{1,6})?))?
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """Divides a unit into `prefill` and `decode` engines of as many GPUs each, on one node. Every engine has a port of
-    `link_bytes_per_s` each way. `layerwise`: the KV of a layer is sent while the next ones are computed.
+    `link_bytes_per_s` each way. `layerwise`: the KV of a layer is sent while the next ones are computed. For
+    `stops_decode` see loongserve.py.
     """
 
     prefill: int = 1
     decode: int = 1
     link_bytes_per_s: float = NVLINK_BYTES_PER_S
     layerwise: bool = False
+    stops_decode: bool = False
 
     @property
     def engines(self) -> int:

@@ -88,6 +88,8 @@ class FleetModeSection(Section):
     """Of each engine, 10^9 bytes each way."""
     layerwise: bool = False
     """The KV of a layer is sent while the next ones are computed."""
+    stops_decode: bool = False
+    """Of loongserve: where no instance is free, prompts stop the requests of one of them instead of emptying it."""
 
     def split(self) -> Split:
         return Split(
@@ -95,6 +97,7 @@ class FleetModeSection(Section):
             decode=self.decode,
             link_bytes_per_s=self.link_gb_per_s * 1e9,
             layerwise=self.layerwise,
+            stops_decode=self.stops_decode,
         )
 
 
@@ -109,6 +112,8 @@ class SystemSection(Section):
     """Default: one engine a unit."""
     scheduler: Mapping[str, int | float | bool] = {}
     """Fields of the scheduler's settings that differ."""
+    engine_slowdown: PositiveFloat = 1.0
+    """Its own engine's launches take so many times as long as is predicted of the GPU."""
 
 
 Metric = Literal[

@@ -126,6 +126,7 @@ def _deployment(case: CaseSection, system: SystemSection, seed: int) -> Deployme
         fleet_mode=None if system.fleet_mode is None else system.fleet_mode.name,
         split=Split() if system.fleet_mode is None else system.fleet_mode.split(),
         scheduler=system.scheduler,
+        engine_slowdown=system.engine_slowdown,
         host_s=case.host_s,
         longest_prompt_tokens=int(np.percentile(prompts, _LONGEST_PROMPT_PERCENT)),
     )
