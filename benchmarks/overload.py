@@ -21,8 +21,8 @@ Workloads (traces of ../shared/traces):
   documents         chat with 1 % documents of 100k tokens, which have 30 s
   agents            Mooncake's mix of agents with shared prefixes (up to 32k tokens), TTFT 2 s, TBT 50 ms
 
-`--real` runs the real engine on this machine's cores with a small model, as policies.py does, at its loose targets;
-`mixed` has 5 % prompts of 1,500 to 3,000 tokens then.
+`--real` runs the real engine on this machine's cores with a small model, as policies.py does. A gap has five solo
+decode steps of eight sequences then, and `mixed` has 5 % prompts of 1,500 to 3,000 tokens.
 
 The last column is the goodput as a share of the best that the policy has at any load of the run.
 """
@@ -211,8 +211,12 @@ def real_rows(args: argparse.Namespace) -> Report:
         bench.row(name, policy, load, load * capacities[name])
         for name, policy, load in track(points, console=Console(stderr=True), transient=True)
     ]
-    rounded = {name: round(capacity, 3) for name, capacity in capacities.items()}
-    return rows, bench.machine.facts(), {"seconds_per_point": seconds, "capacity_per_s": rounded}
+    setting = {
+        "seconds_per_point": seconds,
+        "capacity_per_s": {name: round(capacity, 3) for name, capacity in capacities.items()},
+        "targets_s": {name: {"ttft": round(slo.ttft_s, 4), "tbt": round(slo.tbt_s, 4)} for name, slo in bench.slos()},
+    }
+    return rows, bench.machine.facts(), setting
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """The overload benchmark on the real CPU engine: the same questions, smaller requests, a clock that runs.
 
 Workloads are those of policies.py: `chat` is ShareGPT, `agents` Tool&agent, both scaled to the machine; `mixed` is
-`chat` with 5 % prompts of 1,500 to 3,000 tokens, which have ten times the chats' time for their first token.
+`chat` with 5 % prompts of 1,500 to 3,000 tokens. Targets stand to one another as in virtual time: a gap has five solo
+decode steps of eight sequences (there it has about ten), the first token of a chat the time of 20 such gaps, of an
+agent 40, of a long prompt 200.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from engines.machine import Machine, Session, measured_machine
 from load.overload_figures import shares_of
 from load.request_times import TimedRequest
 from load.workloads import WORKLOADS, make_requests
-from search.targets import Target, targets_of
+from search.targets import Target, target_of
 
 from pdmux_actor.messages import FinishReason, Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -23,7 +25,9 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 MODEL = "llama"
 REAL_WORKLOADS: Mapping[str, str] = {"chat": "sharegpt", "mixed": "sharegpt", "agents": "tool_agent"}
 _LAYERS = 16
-_LONG_SHARE, _LONG_TOKENS, _LONG_PATIENCE = 0.05, (1500, 3000), 10.0
+_TBT_STEPS = 5.0  # solo decode steps; at twice one step no policy has whole requests in time past capacity
+_TTFT_GAPS: Mapping[str, float] = {"chat": 20.0, "mixed": 20.0, "agents": 40.0}
+_LONG_SHARE, _LONG_TOKENS, _LONG_TTFT_GAPS = 0.05, (1500, 3000), 200.0
 _WARM_SHARE = 0.25
 _FLOOD = 8.0  # times what one core each for prefill and decode would bear
 _FLOOD_S = 12.0
@@ -58,9 +62,8 @@ class RealBench:
         session = self._session(name, policy)
         try:
             session.run(self._requests(name, rate_per_s / load / 2, self.seconds / 4, salt=1))  # to know its steps
-            patience_s = max(self.targets[name].slo_of(int(_LONG_TOKENS[0])).ttft_s, 1.0)
             timed = self._requests(name, rate_per_s, self.seconds, salt=2)
-            outcome = session.run(timed, tail_s=patience_s)
+            outcome = session.run(timed, tail_s=self._slo(name).ttft_s)
         finally:
             session.close()
         started_s = min((t.due_s for t in outcome.requests), default=0.0)
@@ -83,7 +86,7 @@ class RealBench:
         return self.machine.session({MODEL: self.checkpoint}, policy, settings)
 
     def _requests(self, name: str, rate_per_s: float, duration_s: float, salt: int = 0) -> list[TimedRequest]:
-        target = self.targets[name]
+        slo = self._slo(name)
         requests = make_requests(
             WORKLOADS[REAL_WORKLOADS[name]],
             model=MODEL,
@@ -91,9 +94,17 @@ class RealBench:
             count=max(4, round(rate_per_s * duration_s)),
             seed=self.seed,
             salt=salt,
-            slo_of=target.slo_of,
+            slo_of=lambda _: slo,
         )
-        return list(_with_long_prompts(requests, target, self.seed)) if name == "mixed" else requests
+        return list(_with_long_prompts(requests, self.seed)) if name == "mixed" else requests
+
+    def slos(self) -> Iterator[tuple[str, Slo]]:
+        """Of each workload, but of its long prompts."""
+        return ((name, self._slo(name)) for name in self.targets)
+
+    def _slo(self, name: str) -> Slo:
+        tbt_s = self.targets[name].tbt_s
+        return Slo(ttft_s=_TTFT_GAPS[name] * tbt_s, tbt_s=tbt_s)
 
 
 def measured_real_bench(names: Sequence[str], *, cache: Path, seconds: float, seed: int) -> RealBench:
@@ -101,19 +112,20 @@ def measured_real_bench(names: Sequence[str], *, cache: Path, seconds: float, se
     with measured_machine(checkpoint) as machine:
         per_token_s = machine.prefill_s_per_token
         targets = {
-            name: targets_of(machine, WORKLOADS[REAL_WORKLOADS[name]], ["loose"], per_token_s)[0] for name in names
+            name: target_of(machine, WORKLOADS[REAL_WORKLOADS[name]], "overload", _TBT_STEPS, per_token_s)
+            for name in names
         }
     machine = replace(machine, threads=None)  # those are closed, and one engine is there at a time
     return RealBench(checkpoint=checkpoint, machine=machine, targets=targets, seconds=seconds, seed=seed)
 
 
-def _with_long_prompts(requests: Sequence[TimedRequest], target: Target, seed: int) -> Iterator[TimedRequest]:
+def _with_long_prompts(requests: Sequence[TimedRequest], seed: int) -> Iterator[TimedRequest]:
     draw = np.random.default_rng([seed, len(requests)])
     for timed in requests:
         if draw.random() >= _LONG_SHARE:
             yield timed
             continue
         tokens = tuple(int(t) for t in draw.integers(20, 600, size=draw.integers(*_LONG_TOKENS)))
-        own = target.slo_of(len(tokens))
-        slo = Slo(ttft_s=_LONG_PATIENCE * own.ttft_s, tbt_s=own.tbt_s)
+        tbt_s = timed.request.slo.tbt_s
+        slo = Slo(ttft_s=_LONG_TTFT_GAPS * tbt_s, tbt_s=tbt_s)
         yield TimedRequest(timed.at_s, replace(timed.request, prompt_token_ids=tokens, slo=slo))

@@ -38,15 +38,17 @@ class Target:
 
 def targets_of(machine: Machine, workload: Workload, names: Sequence[str], per_token_s: float) -> list[Target]:
     """`per_token_s` is the prefill's, measured once for all workloads."""
+    return [target_of(machine, workload, name, TARGETS[name], per_token_s) for name in names]
+
+
+def target_of(machine: Machine, workload: Workload, name: str, solo_steps: float, per_token_s: float) -> Target:
+    """A gap may take `solo_steps` decode steps of the typical batch."""
     context = workload.mean_context_tokens
     step_s = machine.times.step_s(BATCH, context)
-    return [
-        Target(
-            name=name,
-            tbt_s=TARGETS[name] * step_s,
-            step_s=step_s,
-            prefill_s_per_token=per_token_s,
-            budget_tokens=token_budget(machine.times, BATCH, context, TARGETS[name] * step_s),
-        )
-        for name in names
-    ]
+    return Target(
+        name=name,
+        tbt_s=solo_steps * step_s,
+        step_s=step_s,
+        prefill_s_per_token=per_token_s,
+        budget_tokens=token_budget(machine.times, BATCH, context, solo_steps * step_s),
+    )

@@ -46,15 +46,20 @@ class PlanLook:
     put_to_sleep: tuple[str, ...] = ()
 
 
-def appraise(needs: Needs, plans: Sequence[Plan], estimator: Estimator) -> tuple[Appraisal, ...]:
+class Appraiser:
     """Appraises plans by the throughput estimate; on units of unknown speed a model with a replica counts as served.
 
     Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
     t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
     """
-    instance = make_instance(needs.units, needs.models, estimator)  # of a large fleet what takes longest
-    targets_s = {m.model: math.inf if m.target is None else m.target.ttft_s for m in needs.models}
-    return tuple(_appraisal(estimate_models_with(instance, needs.units, plan), targets_s) for plan in plans)
+
+    def __init__(self, needs: Needs, estimator: Estimator) -> None:
+        self._units = needs.units
+        self._targets_s = {m.model: math.inf if m.target is None else m.target.ttft_s for m in needs.models}
+        self._instance = make_instance(needs.units, needs.models, estimator)  # of a large fleet what takes longest
+
+    def appraise(self, plan: Plan) -> Appraisal:
+        return _appraisal(estimate_models_with(self._instance, self._units, plan), self._targets_s)
 
 
 def _appraisal(found: Sequence[ModelEstimate], targets_s: Mapping[str, float]) -> Appraisal:

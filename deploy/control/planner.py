@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deploy.control.plan_choice import Needs, Solution, are_like, solve
-from deploy.control.plan_worth import Appraisal, PlanLook, appraise
+from deploy.control.plan_worth import Appraisal, Appraiser, PlanLook
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan
 from placement.pool_sizing import size_pools
@@ -69,12 +69,13 @@ def work_out(
 ) -> PlanAnswer:
     units = size_pools(task.needs.units, task.needs.models, estimator, is_time_up)
     needs = replace(task.needs, units=units)
+    appraiser = Appraiser(needs, estimator)
+    now = appraiser.appraise(task.goal)  # before the search, which ends when time is up: little is to come after it
     solution = solve(solver, needs, task.current)
-    now, then = appraise(needs, (task.goal, solution.plan), estimator)
     return PlanAnswer(
         solution=solution,
         now=now,
-        then=then,
+        then=appraiser.appraise(solution.plan),
         pool_blocks={
             u.unit_id: u.total_blocks for u, given in zip(units, task.needs.units, strict=True) if given.sizes_pool
         },

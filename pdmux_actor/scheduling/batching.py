@@ -125,7 +125,7 @@ def next_for_prefill(queue: ModelQueue, settings: SchedulerSettings, *, num_take
         return begun
     if queue.waiting and queue.admits(
         queue.waiting[0],
-        max_resident=settings.max_running_sequences,
+        max_resident=queue.places(settings.max_running_sequences),
         watermark=settings.kv_watermark,
         num_taken=num_taken,
     ):
@@ -144,7 +144,7 @@ def preview_chunks(
     head = next_for_prefill(queue, settings)
     if head is None:
         return shapes
-    free_places = max(0, settings.max_running_sequences - queue.num_resident)
+    free_places = max(0, queue.places(settings.max_running_sequences) - queue.num_resident)
     begun = () if head.status is SequenceStatus.WAITING else queue.partial
     for sequence in chain(begun, islice(queue.waiting, free_places)):
         if budget_tokens <= 0 or (sequence.gives_way and not head.gives_way):

@@ -148,7 +148,7 @@ class BlockSharing:
         while (victim := queue.background_victim) is not None:
             head = queue.waiting[0]
             if head.gives_way or queue.admits(
-                head, max_resident=settings.max_running_sequences, watermark=settings.kv_watermark
+                head, max_resident=queue.places(settings.max_running_sequences), watermark=settings.kv_watermark
             ):
                 return
             queue.preempt(victim)

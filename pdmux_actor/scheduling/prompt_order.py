@@ -12,6 +12,7 @@ from pdmux_actor.scheduling.serving_order import Candidate, ServingOrder, servin
 _MOST_CANDIDATES = 64  # of those due next; what is behind them is looked at when its time comes
 _LATE_SHARE = 0.05  # of the time, for prompts that are late anyway: none waits for ever
 _MEMORY_PROMPTS = 32
+_LEAST_STARTED = 4
 _LEAST_ATTAINMENT = 0.1
 
 
@@ -27,6 +28,7 @@ class PromptOrder:
         self._counted: dict[str, tuple[int, int]] = {}  # first tokens in all and in time, when last looked
         self._late_credit_s = 0.0
         self._late_seen_s: float | None = None  # when late prompts waited at the last look
+        self._places = PlaceWaits()
 
     @property
     def share_in_time(self) -> float:
@@ -39,6 +41,7 @@ class PromptOrder:
 
         `prefill_sms` are what the prefill lane is expected to have.
         """
+        self._places.look(state, now_s)
         prompts = sum([len(queue.waiting) for queue in state.queues.values()]) + (state.batch is not None)
         if prompts < 2 or state.prefill_lane.busy or not state.prefillable_models():
             return False
@@ -46,6 +49,7 @@ class PromptOrder:
         candidates: list[Candidate] = []
         considered: list[tuple[ModelQueue, TokenSequence]] = []
         step_s = decode_cycle_s(state, state.decoding(), state.total_sms - prefill_sms or state.total_sms)
+        place_s = self._places.seconds
         for queue, sequence in _next_due(state, now_s):
             work_s = prompt_s(state, queue, sequence, prefill_sms)
             if now_s + prompt_s(state, queue, sequence, state.total_sms) > sequence.first_token_due_s:
@@ -53,7 +57,7 @@ class PromptOrder:
                 continue
             weight = 1 / max(_LEAST_ATTAINMENT, self._attainment.get(queue.model, 1.0))
             due_s = sequence.first_token_due_s - longest_hold_s(sequence.request.slo, step_s)
-            candidates.append(Candidate(due_s, work_s, weight))
+            candidates.append(Candidate(due_s, work_s + place_s, weight))
             considered.append((queue, sequence))
         order = self._order(state, candidates, now_s, prefill_sms)
         for precedence, indices in ((Precedence.IN_TIME, order.in_time), (Precedence.LATE, order.late)):
@@ -113,6 +117,35 @@ class PromptOrder:
     def _note(self, model: str, *, in_time: int, of: int) -> None:
         kept = (1 - 1 / _MEMORY_PROMPTS) ** of
         self._attainment[model] = kept * self._attainment.get(model, 1.0) + (1 - kept) * in_time / of
+
+
+class PlaceWaits:
+    """Measures how long the prefill lane stands idle for each prompt, since all places of the models are taken: so much
+    does a prompt take of the unit's time beyond its own work.
+    """
+
+    def __init__(self) -> None:
+        self._idle_s, self._started = 0.0, 0.0
+        self._seen_s = 0.0  # the last look
+        self._is_idle = False  # since then
+        self._first_tokens = 0
+
+    @property
+    def seconds(self) -> float:
+        """Returns what it is for each of the last few dozen prompts."""
+        return self._idle_s / max(_LEAST_STARTED, self._started)
+
+    def look(self, state: UnitState, now_s: float) -> None:
+        if self._is_idle:
+            self._idle_s += now_s - self._seen_s
+        first_tokens = sum([queue.counts.first_tokens for queue in state.queues.values()])
+        self._started += max(0, first_tokens - self._first_tokens)
+        if self._started > _MEMORY_PROMPTS:
+            self._idle_s, self._started = self._idle_s / 2, self._started / 2
+        waits = any(queue.waiting for queue in state.queues.values())
+        is_lane_idle = state.batch is None and not state.prefill_lane.busy
+        self._is_idle = waits and is_lane_idle and not state.prefillable_models()
+        self._seen_s, self._first_tokens = now_s, first_tokens
 
 
 def _next_due(state: UnitState, now_s: float) -> list[tuple[ModelQueue, TokenSequence]]:

@@ -32,6 +32,7 @@ class ModelQueue:
     counts: ServedCounts = field(default_factory=ServedCounts)  # of its adapters, too
     adapter_counts: dict[str, ServedCounts] = field(default_factory=dict)
     former_counts: ServedCounts | None = None  # of the adapters that have left, together
+    room: int | None = None  # sequences that may be in, where the policy wants fewer than the settings
     outgrown: list[TokenSequence] = field(default_factory=list)  # preempted, and longer than the unit takes by now
     # Of `running`, until a sequence comes, goes or gets a token: policies ask several times per decision.
     _context_tokens: list[int] | None = field(default=None, init=False, repr=False)
@@ -73,6 +74,10 @@ class ModelQueue:
         """Returns how long the running sequence that waits longest has waited for its next token."""
         last_s = min([s.last_token_s for s in self.running if s.last_token_s is not None], default=now_s)
         return now_s - last_s
+
+    def places(self, max_running_sequences: int) -> int:
+        """Sequences that may hold KV at once."""
+        return max_running_sequences if self.room is None else min(self.room, max_running_sequences)
 
     @property
     def context_tokens(self) -> Sequence[int]:
@@ -307,9 +312,8 @@ class ModelQueue:
 
     def counted(self, sequence: TokenSequence) -> tuple[ServedCounts, ...]:
         """Returns what a sequence counts in."""
-        if sequence.adapter is None:
-            return (self.counts,)
-        return (self.counts, self.adapter_counts[sequence.request.model])
+        of_adapter = () if sequence.adapter is None else (self.adapter_counts[sequence.request.model],)
+        return (self.counts, *of_adapter)
 
     @property
     def counts_of_others(self) -> list[ServedCounts]:
@@ -347,9 +351,7 @@ class ModelQueue:
                     self._note_late(sequence)
 
     def note_gaps(self, told: Sequence[TokenSequence], late: Iterable[TokenSequence], num_tokens: int) -> None:
-        """Counts as `note_tokens` does, for running sequences that each got so many tokens: those that were `late` got
-        them too late.
-        """
+        """Counts as `note_tokens` does, for running sequences which each got so many tokens, `late` ones too late."""
         self._context_tokens = None
         num_gaps = num_tokens * (len(told) - sum([sequence.gives_way for sequence in told]))
         self.counts.output_tokens += num_tokens * len(told)

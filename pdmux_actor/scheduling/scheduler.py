@@ -39,7 +39,7 @@ from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch,
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
-from pdmux_actor.scheduling.policies.base import Decode, DispatchPolicy, Mixed, StretchPolicy, UnitState
+from pdmux_actor.scheduling.policies.base import Decode, DispatchPolicy, Mixed, RoomPolicy, StretchPolicy, UnitState
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prefix_exchange import PrefixExchange
@@ -67,7 +67,6 @@ class Scheduler:
         guard: ContentionGuard | None = None,
     ) -> None:
         self.log = DecisionLog(settings.decision_log_entries, device.num_sms)
-        self._policy = policy
         self._device = device
         self._settings = settings
         self._pool = pool
@@ -86,7 +85,6 @@ class Scheduler:
             sharing=self._sharing,
         )
         self._first_tokens = FirstTokens(self._queues, self._batches, self._lanes, self._predictor)
-        self._first_tokens.may_hold = policy.target_aware
         self._answers = Answers(self._queues, self._batches, self._first_tokens)
         self._results = LaunchResults(self._queues, self._batches, self._answers, self._first_tokens)
         self._prompt_order = PromptOrder()
@@ -106,10 +104,10 @@ class Scheduler:
             log=self.log,
         )
         self._detached: list[str] = []
-        self._goes_on = _goes_on(policy, settings)
         self._stretch: DecodeStretch | None = None
         self._steps_total = 0
         self._now_s = 0.0  # of the last decision
+        self._take_policy(policy)
 
     # ---- what the engine loop calls ----
 
@@ -134,9 +132,7 @@ class Scheduler:
             case ResizePool(total_blocks=total_blocks):
                 self._pool.resize(total_blocks)
             case SetPolicy(policy=policy):
-                self._policy = make_policy(policy)
-                self._goes_on = _goes_on(self._policy, self._settings)
-                self._first_tokens.may_hold = self._policy.target_aware
+                self._take_policy(make_policy(policy))
                 for queue in self._queues.values():
                     queue.reorder_waiting(target_aware=self._policy.target_aware)
             case AttachModel() | ReadDecisions() | ReadPrefix() | KeepPrefix() | Stop():
@@ -228,6 +224,13 @@ class Scheduler:
         self._log(now_s, launches, ready_s=now_s)
         world.switch(launches, now_s)
 
+    def _take_policy(self, policy: DispatchPolicy) -> None:
+        self._policy = policy
+        may_go_on = self._settings.decode_stretches
+        self._goes_on = policy if may_go_on and isinstance(policy, StretchPolicy) else None
+        self._room_policy = policy if isinstance(policy, RoomPolicy) else None
+        self._first_tokens.may_hold = policy.target_aware
+
     def _refuse_outgrown(self) -> None:
         for queue in self._queues.values():
             if queue.outgrown:
@@ -260,12 +263,15 @@ class Scheduler:
             prefill_lane=self._lanes.lane_state(Lane.PREFILL),
             decode_lane=self._lanes.lane_state(Lane.DECODE),
             lanes=self._lanes,
+            share_in_time=self._prompt_order.share_in_time,
         )
+        rooms = {} if self._room_policy is None else self._room_policy.rooms(state)
+        for queue in self._queues.values():
+            queue.room = rooms.get(queue.model)
         if self._policy.target_aware:
             prefill_sms = self._lanes.partition.prefill_sms or self._device.num_sms
             if self._prompt_order.arrange(state, now_s, prefill_sms=prefill_sms):
                 state.forget_heads()
-            state.share_in_time = self._prompt_order.share_in_time
         return state
 
     def _log(self, now_s: float, launches: Sequence[Launch], *, ready_s: float | None = None) -> None:
@@ -392,7 +398,3 @@ class Scheduler:
             self._predictor.forget(queue.model)
             self._neighbours.forget(queue.model)
             self._detached.append(queue.model)
-
-
-def _goes_on(policy: DispatchPolicy, settings: SchedulerSettings) -> StretchPolicy | None:
-    return policy if settings.decode_stretches and isinstance(policy, StretchPolicy) else None

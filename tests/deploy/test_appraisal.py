@@ -7,7 +7,7 @@ from fleet_model import BLOCK_BYTES, catalog_model
 from test_following_demand import GIB, LLAMA_7B
 
 from deploy.control.plan_choice import Needs
-from deploy.control.plan_worth import Appraisal, appraise
+from deploy.control.plan_worth import Appraisal, Appraiser
 from placement.demand import ModelDemand
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
@@ -46,7 +46,7 @@ def needs(rate_per_s: float) -> Needs:
 
 
 def appraised(asked: Needs) -> Appraisal:
-    (found,) = appraise(asked, [PLAN], Estimator())
+    found = Appraiser(asked, Estimator()).appraise(PLAN)
     return found
 
 

@@ -124,13 +124,14 @@ def serve(
     models: Sequence[str] = ("m",),
     limit_s: float = 300.0,
     latency: LatencyModel | None = None,
+    device: DeviceSpec | None = None,
 ) -> Mapping[str, list[Asked]]:
     """Everything that was asked, by client, when all of it has ended or `limit_s` of virtual time have passed.
 
-    `latency` is what launches take in truth; policies begin with the roofline in any case.
+    `latency` is what launches take in truth; policies begin with the roofline in any case. `device` None is an H200.
     """
     asked = {one.request.request_id: one for client in clients for one in client.requests()}
-    device, clock = device_named("H200"), VirtualClock()
+    device, clock = device or device_named("H200"), VirtualClock()
     executor = SimulatedExecutor(
         device=device,
         latency=latency or RooflineLatency(device),

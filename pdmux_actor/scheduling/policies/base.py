@@ -190,6 +190,15 @@ class DispatchPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class RoomPolicy(Protocol):
+    """A policy that bounds how many sequences decode at once by more than the settings."""
+
+    def rooms(self, state: UnitState) -> Mapping[str, int]:
+        """Returns for each bounded model how many sequences may be in; prompts wait until fewer are."""
+        ...
+
+
 class StretchView(msgspec.Struct, gc=False):
     """Holds what a policy sees of a stretch of decode with nothing else to do (decode_stretch.py). `last` is what it
     chose before, `waited_s` how long sequences of `queue`, all of them, have waited for their next token.

@@ -47,9 +47,11 @@ def fused_steps(state: UnitState, model: str, now_s: float, bearable_s: float) -
         if least is None or step.shapes != least.shapes:
             yield step
         least = step
-    if least is None or least.gap_s <= bearable_s or _num_prompts(state) > 1:
+    is_alone = _num_prompts(state) == 1
+    if least is None or least.gap_s <= bearable_s:
         return
-    if (budget := sizes.bearable_tokens(least, bearable_s)) and (step := sizes.step(budget, _MOST_CUTS_ALONE)):
+    most_cuts = _MOST_CUTS_ALONE if is_alone else _MOST_CUTS
+    if (budget := sizes.bearable_tokens(least, bearable_s)) and (step := sizes.step(budget, most_cuts)):
         yield step
 
 

@@ -8,13 +8,14 @@ on parts of the decode share where that is faster (decode_lanes.py, after MuxSer
 where that saves time (prefill_slice.py).
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
+from pdmux_actor.scheduling.policies.decode_room import DecodeRoom
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes, tightest_from
+from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, prefill_shapes, tightest_from
 from pdmux_actor.scheduling.policies.prefill_options import PrefillOptions
 from pdmux_actor.scheduling.policies.request_delays import DecodeLoad, LaneLoad
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
@@ -38,6 +39,13 @@ class Mux:
     def __init__(self) -> None:
         self._lanes = SideBySide(paced=True)
         self._decode_load = DecodeLoad()
+        self._room = DecodeRoom()
+        self._bounds: Mapping[str, int] = {}
+
+    def rooms(self, state: UnitState) -> Mapping[str, int]:
+        waits = any(queue.waiting for queue in state.decoding())
+        self._bounds = self._room.bounds(state, self._bounds) if waits else {}
+        return self._bounds
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         prefilling = self._lanes.next_prefill(state)
@@ -51,10 +59,10 @@ class Mux:
         way = PrefillOptions(state, prefilling, decoding, self._load(state), now_s).best(may_fuse=may_fuse)
         if way is None:
             return self._lanes.alternate(state, prefilling, decoding, now_s)
-        if way.fused_tokens is not None:
-            self._decode_load.note_step(way.gap_s)
-            return self._fuse(state, prefilling, way.fused_tokens, now_s)
         self._decode_load.note_step(way.gap_s)
+        self._room.note_gap(way.least_gap_s, decode_cycle_s(state, decoding, state.total_sms))
+        if way.fused_tokens is not None:
+            return self._fuse(state, prefilling, way.fused_tokens, now_s)
         return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)
 
     def _load(self, state: UnitState) -> LaneLoad:

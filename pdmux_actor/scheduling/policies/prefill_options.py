@@ -36,16 +36,24 @@ from pdmux_actor.scheduling.policies.request_delays import Delays, LaneLoad
 from pdmux_actor.scheduling.prediction import STEADY_SPREAD
 from pdmux_actor.scheduling.queues import ModelQueue
 
-_BEARABLE_UTILISATION = 0.9
+BEARABLE_UTILISATION = 0.9
 _LATE_GAPS_COUNT = 0.5
 _CHOICES = 8  # shares; the delay is flat around its minimum
 
 
+def request_value(served: float, met: float) -> float:
+    """V: `served` is the share of requests with their first token in time, `met` is F."""
+    return served * (_LATE_GAPS_COUNT + (1 - _LATE_GAPS_COUNT) * met)
+
+
 class PrefillOption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`gap_s` is that of running sequences meanwhile; `fused_tokens` None: both lanes side by side."""
+    """`gap_s` is that of running sequences meanwhile, `least_gap_s` the least of all ways with which prefill keeps up,
+    or of all where it cannot; `fused_tokens` None: both lanes side by side.
+    """
 
     decode_sms: int
     gap_s: float
+    least_gap_s: float
     fused_tokens: int | None = None
 
 
@@ -56,6 +64,7 @@ class _Rated(msgspec.Struct, frozen=True, gc=False):
     gap_s: float
     decode_sms: int
     fused_tokens: int | None
+    keeps_up: bool
 
     @property
     def rank(self) -> tuple[float, int, float]:
@@ -109,7 +118,10 @@ class PrefillOptions:
         if not rated:
             return None
         way = min(rated, key=lambda way: way.rank)
-        return PrefillOption(decode_sms=way.decode_sms, gap_s=way.gap_s, fused_tokens=way.fused_tokens)
+        least_gap_s = min([o.gap_s for o in rated if o.keeps_up] or [o.gap_s for o in rated])
+        return PrefillOption(
+            decode_sms=way.decode_sms, gap_s=way.gap_s, least_gap_s=least_gap_s, fused_tokens=way.fused_tokens
+        )
 
     def _shares(self) -> Sequence[int]:
         """The least for every target, the least of all, and a few across the device."""
@@ -131,6 +143,7 @@ class PrefillOptions:
             self._worst_s[share],
             share,
             None,
+            self._keeps_up(stretch),
         )
 
     def _fused(self, delays: Delays) -> Iterable[_Rated]:
@@ -140,24 +153,28 @@ class PrefillOptions:
         spread = state.predictor.mixed_spread(self._prefilling)
         bearable_s = SAFE_SHARE * min(self._targets.weightiest()) / spread
         for step in fused_steps(state, self._prefilling, self._now_s, bearable_s):
-            alone_s = whole_prefill_s(state, self._prefilling, step.shapes, state.total_sms)
+            stretch = step.step_s / whole_prefill_s(state, self._prefilling, step.shapes, state.total_sms)
             met = (
                 self._targets.share_met(step.gap_s * STEADY_SPREAD) + self._targets.share_met(step.gap_s * spread)
             ) / 2
             yield _Rated(
-                self._value(step.gap_s * STEADY_SPREAD, step.step_s / alone_s, met),
-                self._in_time(step.step_s / alone_s),
+                self._value(step.gap_s * STEADY_SPREAD, stretch, met),
+                self._in_time(stretch),
                 delays.fused_s(step),
                 step.gap_s,
                 state.total_sms,
                 step.tokens,
+                self._keeps_up(stretch),
             )
 
     def _value(self, gap_s: float, stretch: float, met: float) -> float:
         """V: prompts take `stretch` times as long as on the whole device; `met` is F."""
         utilisation = max(self._load.prefill * stretch, self._load.decode_per_s * gap_s)
-        served = 1.0 if utilisation <= _BEARABLE_UTILISATION else _BEARABLE_UTILISATION / utilisation
-        return served * (_LATE_GAPS_COUNT + (1 - _LATE_GAPS_COUNT) * met)
+        served = 1.0 if utilisation <= BEARABLE_UTILISATION else BEARABLE_UTILISATION / utilisation
+        return request_value(served, met)
+
+    def _keeps_up(self, stretch: float) -> bool:
+        return self._load.prefill * stretch <= BEARABLE_UTILISATION
 
     def _in_time(self, stretch: float) -> int:
         """Prompts that have their first token in time, one after the other, `stretch` times as slow as at best."""

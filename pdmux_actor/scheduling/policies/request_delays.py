@@ -58,8 +58,8 @@ class DecodeLoad:
 
     def taken(self, state: UnitState) -> float:
         """The share of places that are taken, of the model that has fewest left."""
-        most = state.settings.max_running_sequences
-        return max([max(q.num_resident / most, q.share_of_quota_used) for q in state.queues.values()], default=0.0)
+        queues, most = state.queues.values(), state.settings.max_running_sequences
+        return max([max(q.num_resident / q.places(most), q.share_of_quota_used) for q in queues], default=0.0)
 
     def per_s(self, taken: float) -> float:
         return taken / self._pace_s if self._pace_s else 0.0
@@ -169,5 +169,5 @@ def _waiting(state: UnitState, queue: ModelQueue) -> int:
     if not state.prefillable(queue):
         return 0
     fitting = queue.num_that_fit(len(head_sequence(queue).token_ids))
-    places = state.settings.max_running_sequences - queue.num_resident
+    places = queue.places(state.settings.max_running_sequences) - queue.num_resident
     return max(1, len(queue.partial) + min(len(queue.waiting), fitting, places))
