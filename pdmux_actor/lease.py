@@ -8,6 +8,9 @@ from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.unit_role import UnitRole
 from profiler.specs import DeviceSpec
 
+QUIET_HEARTBEAT_S = 1.0
+"""Between two heartbeats of a unit where nothing happens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAssignment:

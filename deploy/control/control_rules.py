@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from deploy.fleet_file.setting_types import Replan
 from deploy.fleet_file.settings import PlacementSection
+from pdmux_actor.lease import QUIET_HEARTBEAT_S
 from placement.scaling.ceilings import Ceilings
 
 
@@ -18,7 +19,7 @@ class ControlTiming:
 
     expiry_s: float = 15.0
     farewell_s: float = 3.0
-    quiet_s: float = 1.5
+    quiet_s: float = 1.9 * QUIET_HEARTBEAT_S  # one may be late by most of a period; nobody is replaced much faster
     settle_s: float = 20.0
     warm_up_s: float = 3.0
     blind_s: float = 30.0

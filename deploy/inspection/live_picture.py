@@ -17,12 +17,11 @@ from deploy.inspection.live_fleet import (
     LiveUnit,
 )
 from deploy.inspection.recent_requests import RecentRequests
-from pdmux_actor.lease import ModelPhase, ModelStatus
+from pdmux_actor.lease import QUIET_HEARTBEAT_S, ModelPhase, ModelStatus
 from pdmux_actor.messages import LoadReport, ModelLoad
 from router.access.key_fairness import jain_index
 
-SILENT_S = 1.2
-"""Units report twice a second."""
+_SILENT_S, _QUIET_SILENT_S = 1.2, 2.5 * QUIET_HEARTBEAT_S  # units with work report twice a second
 
 _NEWEST = 8
 
@@ -62,7 +61,8 @@ def told_decisions(status: FleetStatus, at_s: float, *, newest: int) -> tuple[Li
 
 
 def is_silent(unit: UnitStatus) -> bool:
-    return unit.silent_s >= SILENT_S
+    load = unit.report.load
+    return unit.silent_s >= (_SILENT_S if load is not None and load.has_work else _QUIET_SILENT_S)
 
 
 def _matches(unit: UnitStatus, selection: LiveSelection) -> bool:

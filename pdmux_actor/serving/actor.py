@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from pdmux_actor.backends.native import NativeEngine
-from pdmux_actor.lease import Lease, UnitReport
+from pdmux_actor.lease import QUIET_HEARTBEAT_S, Lease, UnitReport
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import EngineSettings
@@ -49,7 +49,7 @@ class ActorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     controller_app: str = "gateway"
     host: str | None = None
     heartbeat_period_s: float = 0.5
-    quiet_heartbeat_period_s: float = 1.0
+    quiet_heartbeat_period_s: float = QUIET_HEARTBEAT_S
     heartbeat_timeout_s: float = 5.0
     start_timeout_s: float = 120.0
     move_timeout_s: float = 0.0

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deploy.control.control_rules import ControlRules, ControlTiming
-from pdmux_actor.lease import ModelPhase, ModelStatus
+from pdmux_actor.lease import QUIET_HEARTBEAT_S, ModelPhase, ModelStatus
 from placement.estimation.memory import resident_bytes
 
 TIMING = ControlTiming()
@@ -96,6 +96,21 @@ def test_heartbeat__unit_restarts_under_a_new_id__gets_the_models_without_waitin
     world.beat(2)
 
     assert new.ready() == {"a", "b"}
+
+
+def test_heartbeat__another_unit_comes_while_those_at_rest_are_late__takes_nobodys_place() -> None:
+    world = World(catalog("a", "b"), expected_units=2)
+    units = [world.start_unit(), world.start_unit()]
+    world.beat(3)
+    before = [unit.ready() for unit in units]
+
+    world.now_s += QUIET_HEARTBEAT_S + 0.7
+    third = world.start_unit()
+    world.loop.heartbeat(third.report(), world.now_s)
+
+    assert {u.report.unit_id for u in world.loop.status(world.now_s).units} >= {unit.unit_id for unit in units}
+    world.beat(3)
+    assert [unit.ready() for unit in units] == before
 
 
 def test_heartbeat__one_of_two_units_dies__its_models_move_to_the_other() -> None:

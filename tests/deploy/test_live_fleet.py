@@ -155,6 +155,17 @@ def test_fairness__models_are_served_unlike__is_told_as_index_and_shares() -> No
     assert picture(status(())).jain_index is None
 
 
+@pytest.mark.parametrize(
+    ("running", "silent_s", "state"), [(0, 1.7, "ok"), (0, 3.0, "silent"), (2, 1.0, "ok"), (2, 1.7, "silent")]
+)
+def test_unit__has_said_nothing_for_a_while__is_silent_sooner_where_it_has_work(
+    running: int, silent_s: float, state: str
+) -> None:
+    told = picture(status((unit("u", load(running=running), silent_s=silent_s),)))
+
+    assert [u.state for u in told.units] == [state]
+
+
 def test_units__more_than_are_told__come_with_those_in_trouble_first() -> None:
     units = [unit(f"u{i:03d}", load(), pool=f"p{i % 2}") for i in range(1000)]
     units[700] = unit("u700", load(), silent_s=5.0, pool="p0")
