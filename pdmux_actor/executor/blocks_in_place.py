@@ -6,6 +6,7 @@ from torch import Tensor
 
 from pdmux_actor.executor.kv_storage import KvView
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch
+from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled.kernels import CpuKernels
 
 
@@ -24,7 +25,8 @@ class BlocksInPlace:
         self._table = (row_table.ctypes.data, row_table.shape[1])
 
     def keep(self, layer: int, batch: PackedBatch, key: Tensor, value: Tensor) -> None:
-        """key, value: [tokens, kv_heads, head_dim], of all tokens of the batch; heads lie side by side."""
+        """key, value: [tokens, kv_heads, head_dim], of all tokens of the batch."""
+        key, value = _side_by_side(key), _side_by_side(value)
         tokens, kv_heads, head_dim = key.shape
         self._kernels.keep(
             key.data_ptr(),
@@ -41,9 +43,13 @@ class BlocksInPlace:
             batch.token_offsets.data_ptr(),
         )
 
-    def attend(self, layer: int, group: DecodeGroup, query: Tensor, attended: Tensor) -> None:
+    def attend(
+        self, layer: int, group: DecodeGroup, query: Tensor, attended: Tensor, traits: AttentionTraits = PLAIN
+    ) -> None:
         """query: [tokens, heads, head_dim], `attended`: [tokens, heads * head_dim], both of all tokens of the batch."""
+        query = _side_by_side(query)
         _, heads, head_dim = query.shape
+        sinks = None if traits.sinks is None else traits.sinks.float()
         kv_heads = self._view.kv_heads
         self._kernels.decode_attention(
             query[group.first :].data_ptr(),
@@ -59,6 +65,14 @@ class BlocksInPlace:
             heads // kv_heads,
             head_dim,
             self._view.tokens_per_row,
-            head_dim**-0.5,
+            head_dim**-0.5 if traits.scale is None else traits.scale,
+            traits.window_tokens or 0,
+            traits.softcap or 0.0,
+            None if sinks is None else sinks.data_ptr(),
             attended[group.first :].data_ptr(),
         )
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    """[tokens, heads, head_dim], of which those of a token are dense."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()

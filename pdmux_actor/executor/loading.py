@@ -121,7 +121,7 @@ def _decoder(
     share: RankShare,
 ) -> LayeredDecoder:
     if isinstance(config, TransformersConfig):
-        decoder = load_transformers_decoder(info.model, folder, config, device)
+        decoder = load_transformers_decoder(info.model, folder, config, device, kernels)
         beyond = None if device is None else decoder.beyond_flash(info.max_model_len)
         if beyond is not None:
             raise ModelLoadError(
@@ -178,14 +178,22 @@ def _check_share(model: str, config: AnyConfig, share: RankShare) -> None:
 
 
 def awakened(
-    config: AnyConfig, weights: AnyWeights, max_model_len: int, operators: DecoderOperators | None = None
+    config: AnyConfig,
+    weights: AnyWeights,
+    max_model_len: int,
+    operators: DecoderOperators | None = None,
+    kernels: CompiledKernels = BY_TORCH,
 ) -> LayeredDecoder:
-    """A decoder of weights that slept in host memory and are where they are computed with again."""
+    """A decoder of weights that slept in host memory and are where they are computed with again. `operators` None:
+    those of a CPU, by `kernels` as far as they go.
+    """
+    if operators is None and (bfloat16 := kernels.serving(config.spec)) is not None:
+        operators = CompiledOperators(bfloat16)
     if isinstance(config, DecoderConfig) and isinstance(weights, DecoderWeights):
         return Decoder(config, weights, max_model_len, operators)
     assert isinstance(config, TransformersConfig)
     assert isinstance(weights, ModuleWeights)
-    return decoder_of(config, weights)
+    return decoder_of(config, weights, kernels)
 
 
 def _check_block(model: str, spec: ModelSpec, geometry: KvGeometry, block_bytes: int) -> None:

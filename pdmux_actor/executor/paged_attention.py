@@ -84,7 +84,6 @@ class PagedAttention:
     def _attend_in_place(
         self, blocks: BlocksInPlace, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits
     ) -> Tensor:
-        assert traits is PLAIN, "blocks are read in place for plain attention"
         blocks.keep(layer, self._batch, key, value)
         index = layer - self._first_layer
         attended = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
@@ -92,7 +91,7 @@ class PagedAttention:
             tokens = slice(reads.chunk.first, reads.chunk.first + reads.chunk.length)
             attended[tokens] = self._attend_chunk(reads, index, query, key, value, traits)
         for group in self._batch.decodes:
-            blocks.attend(layer, group, query, attended)
+            blocks.attend(layer, group, query, attended, traits)
         return attended
 
     def _attend_chunk(

@@ -24,9 +24,7 @@ from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRu
 from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
-from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
 from pdmux_actor.models.compiled.library import cached_folder
-from pdmux_actor.models.decoder import Decoder, LayeredDecoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.rank_share import WHOLE, RankShare
@@ -148,7 +146,7 @@ class TorchCpuExecutor:
             decoder=decoder,
             kv=kv,
             row_table=row_table,
-            blocks_in_place=self._blocks_in_place(decoder, kv, row_table),
+            blocks_in_place=self._blocks_in_place(info.spec, kv, row_table),
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there
 
@@ -169,14 +167,8 @@ class TorchCpuExecutor:
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
         spec = host.info.spec
-        kernels = self._kernels.serving(spec)
         check_room(model, spec, spec.weight_bytes, psutil.virtual_memory().available)
-        decoder = awakened(
-            host.config,
-            packed_from_host(host),
-            host.info.max_model_len,
-            None if kernels is None else CompiledOperators(kernels),
-        )
+        decoder = awakened(host.config, packed_from_host(host), host.info.max_model_len, kernels=self._kernels)
         self._loaded[model] = LoadedModel(info=host.info, decoder=decoder)
         del self._asleep[model]
         return host.info
@@ -282,12 +274,8 @@ class TorchCpuExecutor:
             Lane.DECODE: self._cores[: shares.decode_sms],
         }
 
-    def _blocks_in_place(
-        self, decoder: LayeredDecoder, view: KvView, row_table: npt.NDArray[np.int64]
-    ) -> BlocksInPlace | None:
-        """For the native decoders, whose attention is the plain one."""
-        is_plain = isinstance(decoder, Decoder) and decoder.config.traits.attends_plainly
-        kernels = self._kernels.serving(decoder.spec) if is_plain else None
+    def _blocks_in_place(self, spec: ModelSpec, view: KvView, row_table: npt.NDArray[np.int64]) -> BlocksInPlace | None:
+        kernels = self._kernels.attending(spec)
         return None if kernels is None else BlocksInPlace(kernels, view, row_table)
 
     def _fastest_dtype(self, spec: ModelSpec) -> str:

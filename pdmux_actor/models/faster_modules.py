@@ -1,6 +1,5 @@
-"""Modules that compute what some of transformers' do, faster: products by oneDNN, norms in one pass, MLPs in tiles.
-
-What a norm computes is tried out, not read from its name: Gemma's adds one to its weights.
+"""Puts modules that compute what some of transformers' do, faster, in their place: products by oneDNN, MLPs in tiles,
+norms and rotary embeddings in one pass.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,16 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
+from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.fused_norm import fused_norm
+from pdmux_actor.models.half_rotation import rotate_faster
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 
 _MLP_TILE_TOKENS = 256  # its intermediate values then stay in a CPU's cache
-_TRIED_ROWS = 3
 
-
-Product = Linear | Int8Linear | Int4Linear
+QuantisedLinear = Int8Linear | Int4Linear | CompiledInt8Linear
+Product = Linear | QuantisedLinear
 
 
 class PackedLinear(nn.Module):
@@ -50,21 +51,10 @@ class PackedLinear(nn.Module):
         return product.view(*inputs.shape[:-1], product.shape[-1])
 
 
-class FusedNorm(nn.Module):
-    """Stands for an RMS norm; `weight` is the norm's own, `scale` what it multiplies by."""
-
-    def __init__(self, weight: nn.Parameter, scale: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self._scale = scale
-        self._eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, self._scale.shape, self._scale, self._eps)
-
-
-def make_faster(model: Any) -> None:  # noqa: ANN401 - transformers has no types
-    """Puts them in place, where a module is one of those that they stand for. On GPUs only norms."""
+def make_faster(model: Any, kernels: CpuKernels | None = None) -> None:  # noqa: ANN401 - transformers has no types
+    """Puts them in place, where a module is one of those that they stand for. On GPUs only norms. `kernels` run what
+    they can.
+    """
     on_cpu = next(model.parameters()).device.type == "cpu"
     embedding = model.get_input_embeddings().weight
     for owner in model.modules():  # children are replaced before it comes to them: none is held once it is packed
@@ -72,8 +62,10 @@ def make_faster(model: Any) -> None:  # noqa: ANN401 - transformers has no types
             child = owner._modules[name]
             if type(child) is nn.Linear and on_cpu:
                 setattr(owner, name, _packed(child, embedding))
-            elif type(child).__name__.endswith("RMSNorm") and (norm := _fused(child)) is not None:
+            elif type(child).__name__.endswith("RMSNorm") and (norm := fused_norm(child, kernels)) is not None:
                 setattr(owner, name, norm)
+    if on_cpu:
+        rotate_faster(model, embedding.dtype, kernels)
     for module in model.modules() if on_cpu else ():
         parts = list(module.children())
         products = [part for part in parts if isinstance(part, PackedLinear)]
@@ -100,20 +92,3 @@ def _packed(linear: nn.Linear, embedding: Tensor) -> PackedLinear:
     if linear.weight is embedding:
         return PackedLinear(Linear(embedding, bias, packed=False))
     return PackedLinear(Linear(linear.weight.data, bias))
-
-
-def _fused(norm: nn.Module) -> FusedNorm | None:
-    weight = getattr(norm, "weight", None)
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
-        return None
-    if len(list(norm.parameters())) != 1:
-        return None
-    tried = torch.linspace(-2, 3, _TRIED_ROWS * len(weight), device=weight.device, dtype=weight.dtype)
-    tried = tried.view(1, _TRIED_ROWS, len(weight))
-    expected = norm(tried)
-    for scale in (weight.data, weight.data + 1):
-        fused = FusedNorm(weight, scale, eps)
-        if torch.allclose(fused(tried), expected, rtol=2 * torch.finfo(weight.dtype).eps, atol=1e-5):
-            return fused
-    return None

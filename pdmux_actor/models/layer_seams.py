@@ -28,7 +28,7 @@ class LayerCall:
 
 @dataclass(slots=True)
 class Passage:
-    """One run of the model's forward around its layers. `leaving`: what the layers made; None: what entered them."""
+    """One run of the model's forward around its layers. `leaving`: what the last one made; None: what entered them."""
 
     leaving: Tensor | None = None
     entering: Tensor | None = None
@@ -60,7 +60,8 @@ class LayerSeams:
         passage.calls.append(LayerCall(positional[1:], keywords))
         if passage.entering is None:
             passage.entering = hidden
-        return hidden if passage.leaving is None else passage.leaving
+        is_last = index == len(self.layers) - 1
+        return passage.leaving if is_last and passage.leaving is not None else hidden
 
 
 class _Seam(nn.Module):
@@ -86,3 +87,10 @@ def called(layer: nn.Module, hidden: Tensor, call: LayerCall) -> Tensor:
     made = made if isinstance(made, torch.Tensor) else made[0]
     assert isinstance(made, torch.Tensor)
     return made
+
+
+def run_behind(model: Any, seams: LayerSeams, states: Tensor) -> Any:  # noqa: ANN401 - transformers has no types
+    """What the forward of `model` makes of hidden states after the last layer, [1, tokens, hidden_size]."""
+    places = torch.arange(states.shape[1], device=states.device)[None]
+    with seams.passage(states):  # of its tokens only the number matters: these states take the place of theirs
+        return model(input_ids=torch.zeros_like(places), position_ids=places, use_cache=False)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdmux_actor.models.faster_modules import PackedLinear, Product
+from pdmux_actor.models.faster_modules import PackedLinear, Product, QuantisedLinear
 from pdmux_actor.models.linear import Linear, Projection
-from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 
 _ELSEWHERE = "model"
 
@@ -32,9 +31,9 @@ class ModuleWeights:
         self, of_tensor: Callable[[Tensor], Tensor], of_projection: Callable[[Projection], Projection]
     ) -> "ModuleWeights":
         def of(held: Tensor | Product) -> Tensor | Product:
-            if isinstance(held, Int8Linear | Int4Linear):
+            if isinstance(held, QuantisedLinear):
                 projection = of_projection(held)
-                assert isinstance(projection, Int8Linear | Int4Linear), "a quantised product's copy is one"
+                assert isinstance(projection, QuantisedLinear), "a quantised product's copy is one"
                 return projection
             return of_tensor(held.weight if isinstance(held, Linear) else held)
 
@@ -45,7 +44,7 @@ class ModuleWeights:
         self._fill_quantised(layers)
         for name, _, module, attribute in list(_places(model, layers)):
             tensor = self.tensors[name]
-            if isinstance(tensor, Int8Linear | Int4Linear):
+            if isinstance(tensor, QuantisedLinear):
                 continue
             assert isinstance(tensor, torch.Tensor), "weights that slept are plain"
             if attribute in module._parameters:
@@ -58,7 +57,7 @@ class ModuleWeights:
             for path, module in list(layer.named_modules()):
                 for child in list(module._modules):
                     held = self.tensors.get(f"layer {index}:{path + '.' if path else ''}{child}.weight")
-                    if isinstance(held, Int8Linear | Int4Linear):
+                    if isinstance(held, QuantisedLinear):
                         setattr(module, child, PackedLinear(held))
 
 

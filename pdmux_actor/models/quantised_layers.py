@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.models.faster_modules import PackedLinear
-from pdmux_actor.models.quantised import Int4Linear, Int8Linear, projection_maker
+from pdmux_actor.models.faster_modules import PackedLinear, QuantisedLinear
+from pdmux_actor.models.linear import MakeProjection
 from pdmux_actor.models.quantised_weight import QuantisedWeight
 from profiler.specs import ModelSpec
 
@@ -29,14 +29,15 @@ def check_quantisable(model: str, spec: ModelSpec, layers: nn.ModuleList) -> Non
                 )
 
 
-def quantise(layers: Sequence[nn.Module], weights: str, kept: Mapping[str, QuantisedWeight], prefix: str) -> None:
-    """One product after the other: beside them one is held in plain numbers. `weights` is ModelSpec's; `kept` are
-    weights whose levels a checkpoint has, by their names, which begin with `prefix` and the layer's number.
+def quantise(
+    layers: Sequence[nn.Module], make_projection: MakeProjection, kept: Mapping[str, QuantisedWeight], prefix: str
+) -> None:
+    """One product after the other: beside them one is held in plain numbers. `kept` are weights whose levels a
+    checkpoint has, by their names, which begin with `prefix` and the layer's number.
     """
-    make_projection = projection_maker(weights)
     for index, layer in enumerate(layers):
         for name, module in layer.named_modules():
             if isinstance(module, PackedLinear):
                 rounded = make_projection(kept.get(f"{prefix}.{index}.{name}.weight", module.weight), module.bias)
-                assert isinstance(rounded, Int8Linear | Int4Linear)
+                assert isinstance(rounded, QuantisedLinear), "what is rounded is kept so"
                 module.linear = rounded

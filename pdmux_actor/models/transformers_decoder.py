@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.behind_layers import BehindLayers
 from pdmux_actor.models.decoder import Attention
-from pdmux_actor.models.layer_seams import LayerCall, LayerSeams, called
+from pdmux_actor.models.layer_seams import LayerCall, LayerSeams, called, run_behind
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.rope import PromptPiece
@@ -27,6 +28,7 @@ class TransformersDecoder:
         self._calls = calls
         for layer in seams.layers:
             calls.bind(layer)
+        self._behind = BehindLayers.of(model, seams, _some_states(model, config.spec.hidden_size))
 
     def beyond_flash(self, max_model_len: int) -> str | None:
         """Returns what its attention does that kernels for GPUs here do not; None: nothing, within that length."""
@@ -64,19 +66,18 @@ class TransformersDecoder:
         return states[0]
 
     def final_states(self, hidden: Tensor) -> Tensor:
-        with self.seams.passage(hidden[None]):
-            made = self.model.base_model(**_anything(hidden), use_cache=False)
-        states: Tensor = made[0]
+        if self._behind is not None:
+            return self._behind.states(hidden).float()
+        states: Tensor = run_behind(self.model.base_model, self.seams, hidden[None])[0]
         return states[0].float()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        with self.seams.passage(hidden[None]):
-            made = self.model(**_anything(hidden), use_cache=False)
-        logits: Tensor = made.logits
+        if self._behind is not None:
+            return self._behind.logits(hidden).float()
+        logits: Tensor = run_behind(self.model, self.seams, hidden[None]).logits
         return logits[0].float()
 
 
-def _anything(hidden: Tensor) -> dict[str, Tensor]:
-    """Tokens of which only the number matters: hidden states after the layers take the place of theirs."""
-    places = torch.arange(len(hidden), device=hidden.device)[None]
-    return {"input_ids": torch.zeros_like(places), "position_ids": places}
+def _some_states(model: Any, hidden_size: int) -> Tensor:  # noqa: ANN401 - as above
+    weight = next(model.parameters())
+    return torch.linspace(-2, 3, 2 * hidden_size, dtype=weight.dtype, device=weight.device).view(2, hidden_size)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pdmux_actor.errors import ModelLoadError
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.faster_modules import make_faster
 from pdmux_actor.models.layer_seams import LayerSeams
 from pdmux_actor.models.module_weights import ModuleWeights
+from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.quantised_layers import check_quantisable, quantise
 from pdmux_actor.models.transformers_attention import (
     MASK_PROBE,
@@ -31,9 +33,14 @@ _ELSEWHERE = "serve it in a pool with `backend: sglang`, if SGLang has it (docs/
 
 
 def load_transformers_decoder(
-    model: str, folder: Path, config: TransformersConfig, device: torch.device | None = None
+    model: str,
+    folder: Path,
+    config: TransformersConfig,
+    device: torch.device | None = None,
+    kernels: CompiledKernels = BY_TORCH,
 ) -> TransformersDecoder:
-    """Onto `device`; None is the CPU. The answer to a few tokens is compared with the model's own.
+    """Onto `device`; None is the CPU, where the kernels run what they can. The answer to a few tokens is compared with
+    the model's own.
 
     Raises:
         ModelLoadError: the checkpoint is broken, or the model computes something that cannot be cut into layers with
@@ -56,7 +63,7 @@ def load_transformers_decoder(
         if device is not None:
             causal_lm = causal_lm.to(device)
         try:
-            decoder = _taken_apart(causal_lm, config, is_rounded=False)
+            decoder = _taken_apart(causal_lm, config, kernels, is_rounded=False)
         # Anything may fail in code that nobody here has seen, when it runs in parts.
         except (UnservableAttention, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
                 TypeError, ValueError) as error:  # fmt: skip
@@ -66,7 +73,8 @@ def load_transformers_decoder(
                 remedy=_ELSEWHERE,
             ) from error
         if weights is not None:  # after its answers were compared: roundings are no fault
-            quantise(decoder.seams.layers, weights, {} if unpacked is None else unpacked.kept, prefix)
+            kept = {} if unpacked is None else unpacked.kept
+            quantise(decoder.seams.layers, projection_maker(weights, kernels.int8), kept, prefix)
         return decoder
 
 
@@ -116,7 +124,9 @@ def _from_checkpoint(model: str, folder: Path, dtype: torch.dtype, tensors: Mapp
     return loaded.eval().requires_grad_(False)
 
 
-def decoder_of(config: TransformersConfig, weights: ModuleWeights) -> TransformersDecoder:
+def decoder_of(
+    config: TransformersConfig, weights: ModuleWeights, kernels: CompiledKernels = BY_TORCH
+) -> TransformersDecoder:
     """Makes one of weights that slept."""
     from transformers import AutoModelForCausalLM  # has been imported before
 
@@ -127,12 +137,13 @@ def decoder_of(config: TransformersConfig, weights: ModuleWeights) -> Transforme
             )
         weights.fill(causal_lm, tuple(_layer_list(causal_lm.base_model, config.spec.num_layers)))
         causal_lm.tie_weights()
-        return _taken_apart(causal_lm.eval(), config, is_rounded=config.spec.weights is not None)
+        return _taken_apart(causal_lm.eval(), config, kernels, is_rounded=config.spec.weights is not None)
 
 
 def _taken_apart(
     causal_lm: Any,  # noqa: ANN401 - as above
     config: TransformersConfig,
+    kernels: CompiledKernels,
     *,
     is_rounded: bool,
 ) -> TransformersDecoder:
@@ -141,7 +152,7 @@ def _taken_apart(
     tokens = example_tokens(spec.vocab_size).to(device)
     holder = _layer_list(causal_lm.base_model, spec.num_layers)
     expected, returns = _own_answer(causal_lm, holder, tokens)
-    make_faster(causal_lm)
+    make_faster(causal_lm, kernels.bfloat16)
     calls = AttentionCalls(spec.num_kv_heads, spec.head_dim)
     decoder = TransformersDecoder(config, causal_lm, LayerSeams(holder, returns), calls)
     causal_lm.config._attn_implementation = MASK_PROBE

@@ -54,11 +54,6 @@ class DecoderTraits:
     layer_windows: tuple[int | None, ...] = ()
     has_sinks: bool = False
 
-    @property
-    def attends_plainly(self) -> bool:
-        """Returns whether attention is a softmax over all earlier tokens in every layer."""
-        return not self.has_sinks and all(window is None for window in self.layer_windows)
-
 
 Traits = Callable[[Mapping[str, Any]], DecoderTraits]
 

@@ -16,6 +16,7 @@ from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.loading import load_decoder
 from pdmux_actor.executor.packed_batch import DecodeGroup
 from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled import library
 from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
@@ -112,9 +113,50 @@ def test_compiled_operators__as_torchs(kernels: CpuKernels, is_normed: bool) -> 
     )
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(3, 1, 64), (14, 2, 64), (4, 4, 128), (8, 2, 32)])
+def test_rotated__heads_with_gaps_between_tokens__turned_by_halves(kernels: CpuKernels) -> None:
+    tokens, heads, head_dim = 5, 3, 64
+    stacked, angles = drawn(tokens, heads + 2, head_dim), drawn(tokens, head_dim // 2, seed=1).repeat(1, 2)
+    part, cos, sin = stacked[:, 1 : heads + 1], angles.float().cos().bfloat16(), angles.float().sin().bfloat16()
+    before = stacked.clone()
+
+    made = kernels.rotated(part, cos, sin)
+
+    first, second = part.double().chunk(2, dim=-1)
+    exact = part.double() * cos.double()[:, None] + torch.cat((-second, first), dim=-1) * sin.double()[:, None]
+    torch.testing.assert_close(made.double(), exact, rtol=TOLERANCE, atol=TOLERANCE)
+    assert torch.equal(stacked, before)
+
+
+def exact_attention(query: Tensor, kept: Tensor, traits: AttentionTraits) -> Tensor:
+    """query: [heads, head_dim]; kept: [tokens, kv_heads, 2, head_dim]. Of the last token, in float64."""
+    key, value = kept.double().repeat_interleave(len(query) // kept.shape[1], dim=1).unbind(2)
+    if traits.window_tokens is not None:
+        key, value = key[-traits.window_tokens :], value[-traits.window_tokens :]
+    scores = torch.einsum("hd,thd->ht", query.double(), key) * (traits.scale or query.shape[1] ** -0.5)
+    if traits.softcap is not None:
+        scores = torch.tanh(scores / traits.softcap) * traits.softcap
+    if traits.sinks is not None:
+        scores = torch.cat((scores, traits.sinks.double()[:, None]), dim=1)
+    return torch.einsum("ht,thd->hd", scores.softmax(dim=1)[:, : len(key)], value)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "traits"),
+    [
+        (3, 1, 64, PLAIN),
+        (14, 2, 64, PLAIN),
+        (4, 4, 128, PLAIN),
+        (8, 2, 32, PLAIN),
+        (8, 2, 32, AttentionTraits(scale=0.4)),
+        (8, 2, 32, AttentionTraits(window_tokens=40)),
+        (8, 2, 32, AttentionTraits(window_tokens=1)),
+        (12, 2, 64, AttentionTraits(softcap=2.0)),
+        (12, 2, 64, AttentionTraits(sinks=drawn(12, seed=4) * 4)),
+        (12, 2, 64, AttentionTraits(scale=0.3, window_tokens=100, softcap=5.0, sinks=drawn(12, seed=5))),
+    ],
+)
 def test_blocks_in_place__sequences_of_any_length_in_scattered_blocks__as_exact_attention(
-    kernels: CpuKernels, heads: int, kv_heads: int, head_dim: int
+    kernels: CpuKernels, heads: int, kv_heads: int, head_dim: int, traits: AttentionTraits
 ) -> None:
     contexts = np.array([150, 64, 17, 1], dtype=np.int64)
     spec = ModelSpec(
@@ -152,14 +194,11 @@ def test_blocks_in_place__sequences_of_any_length_in_scattered_blocks__as_exact_
     )
 
     BlocksInPlace(kernels, storage.view(spec, geometry), table).attend(
-        1, DecodeGroup(first=0, context_tokens=contexts, rows=rows), query, attended
+        1, DecodeGroup(first=0, context_tokens=contexts, rows=rows), query, attended, traits
     )
 
     for place, kept in enumerate(keys_values):
-        key, value = kept.double().repeat_interleave(heads // kv_heads, dim=1).unbind(2)
-        exact = functional.scaled_dot_product_attention(
-            query[place].double()[:, None], key.transpose(0, 1), value.transpose(0, 1)
-        )
+        exact = exact_attention(query[place], kept, traits)
         torch.testing.assert_close(attended[place].double(), exact.flatten(), rtol=TOLERANCE, atol=TOLERANCE)
 
 

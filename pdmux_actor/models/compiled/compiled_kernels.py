@@ -24,5 +24,9 @@ class CompiledKernels:
         """Returns `bfloat16` if they are for such a model."""
         return self.bfloat16 if self.bfloat16 is not None and self.bfloat16.serve(spec) else None
 
+    def attending(self, spec: ModelSpec) -> CpuKernels | None:
+        """Returns `bfloat16` if they are for the attention of such a model."""
+        return self.bfloat16 if self.bfloat16 is not None and self.bfloat16.attend(spec) else None
+
 
 BY_TORCH = CompiledKernels()

@@ -54,14 +54,27 @@ void score_keys(const u16* keys, int64_t stride, int64_t tokens, const float* q,
 
 constexpr int64_t kPiece = 64;  // tokens whose scores are held at once
 
+// cap * tanh(score / cap)
+inline __m512 capped(__m512 scores, float cap) {
+    __m512 x = _mm512_mul_ps(scores, _mm512_set1_ps(2 / cap)), one = _mm512_set1_ps(1.0f);
+    __m512 e = exp_of(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
+    __m512 tanh = _mm512_div_ps(_mm512_sub_ps(one, e), _mm512_add_ps(one, e));
+    __m512 of_sign = _mm512_mask_sub_ps(tanh, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps(), tanh);
+    return _mm512_mul_ps(of_sign, _mm512_set1_ps(cap));
+}
+
+// What a layer does beyond a softmax over all earlier tokens: `window` 0 is none, `softcap` 0 is none.
+struct Traits { float scale, softcap; int64_t window; };
+
 // Query heads of one KV head of one sequence, over the blocks `row_table[rows[i], column]`, the first `context` tokens.
+// `sinks` are those of these heads: scores of a key whose value is zero, with which the softmax begins.
 template <int G>
 void attend(const u16* query, const u16* pool, int64_t block_elements, const int64_t* row_table, int64_t columns, int64_t column,
-            const int64_t* rows, int64_t context, int64_t per_row, int64_t dim, float scale, u16* out) {
+            const int64_t* rows, int64_t context, int64_t per_row, int64_t dim, const Traits& traits, const float* sinks, u16* out) {
     alignas(64) float q[G * 256], acc[G * 256], p[G * kPiece];
-    float highest[G], sum[G];
+    float highest[G], sum[G], scale = traits.scale;
     for (int g = 0; g < G; g++) {
-        highest[g] = -INFINITY; sum[g] = 0;
+        highest[g] = sinks ? sinks[g] : -INFINITY; sum[g] = sinks ? 1 : 0;
         for (int64_t d = 0; d < dim; d += 32) {
             __m512i raw = _mm512_loadu_si512(query + g * dim + d);
             _mm512_storeu_ps(q + g * dim + d, _mm512_mul_ps(even_of(raw), _mm512_set1_ps(scale)));
@@ -70,7 +83,7 @@ void attend(const u16* query, const u16* pool, int64_t block_elements, const int
             _mm512_storeu_ps(acc + g * dim + d + 16, _mm512_setzero_ps());
         }
     }
-    for (int64_t from = 0; from < context;) {
+    for (int64_t from = traits.window ? std::max<int64_t>(0, context - traits.window) : 0; from < context;) {
         int64_t row = from / per_row, within = from % per_row;
         int64_t tokens = std::min({context - from, per_row - within, kPiece});
         const u16* keys = pool + row_table[rows[row] * columns + column] * block_elements + within * 2 * dim;
@@ -82,6 +95,8 @@ void attend(const u16* query, const u16* pool, int64_t block_elements, const int
         score_keys<G>(keys, 2 * dim, tokens, q, dim, p, kPiece);
         for (int g = 0; g < G; g++) {
             float* s = p + g * kPiece;
+            if (traits.softcap)
+                for (int64_t t = 0; t < tokens; t += 16) _mm512_store_ps(s + t, capped(_mm512_load_ps(s + t), traits.softcap));
             for (int64_t t = tokens; t % 16; t++) s[t] = -INFINITY;
             __m512 most = _mm512_set1_ps(highest[g]);
             for (int64_t t = 0; t < tokens; t += 16) most = _mm512_max_ps(most, _mm512_load_ps(s + t));
@@ -116,7 +131,9 @@ void attend(const u16* query, const u16* pool, int64_t block_elements, const int
 extern "C" void muxfleet_decode_attention(const u16* query, int64_t query_stride, const u16* pool, int64_t block_elements,
                                           const int64_t* row_table, int64_t columns, int64_t first_column, const int64_t* rows,
                                           int64_t row_stride, const int64_t* contexts, int64_t sequences,
-                                          int64_t kv_heads, int64_t group, int64_t dim, int64_t per_row, float scale, u16* out) {
+                                          int64_t kv_heads, int64_t group, int64_t dim, int64_t per_row, float scale,
+                                          int64_t window, float softcap, const float* all_sinks, u16* out) {
+    Traits traits{scale, softcap, window};
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < sequences * kv_heads; i++) {
         int64_t s = i / kv_heads, h = i % kv_heads, context = contexts[s];
@@ -124,8 +141,9 @@ extern "C" void muxfleet_decode_attention(const u16* query, int64_t query_stride
             const u16* q = query + s * query_stride + (h * group + g) * dim;
             u16* to = out + ((s * kv_heads + h) * group + g) * dim;
             const int64_t* of = rows + s * row_stride;
+            const float* sinks = all_sinks ? all_sinks + h * group + g : nullptr;
             int64_t column = first_column + h;
-#define ATTEND(G) attend<G>(q, pool, block_elements, row_table, columns, column, of, context, per_row, dim, scale, to)
+#define ATTEND(G) attend<G>(q, pool, block_elements, row_table, columns, column, of, context, per_row, dim, traits, sinks, to)
             switch (std::min<int64_t>(group - g, 4)) {
                 case 1: ATTEND(1); g += 1; break;
                 case 2: ATTEND(2); g += 2; break;

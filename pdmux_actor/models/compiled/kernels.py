@@ -19,13 +19,15 @@ _ARGUMENTS: Mapping[str, Sequence[Any]] = {
     "linear": (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, *(_POINTER,) * 5),
     "rms_norm": (_POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
     "silu_product": (_POINTER, _INT, _INT, _POINTER),
-    "rotate": (_POINTER, *(_INT,) * 5, _POINTER, _INT, _INT, _POINTER, _POINTER, _FLOAT),
+    "rotate": (
+        *(_POINTER, *(_INT,) * 5, _POINTER, _POINTER, _INT, _FLOAT),
+        *(_POINTER, _POINTER, _FLOAT, _POINTER, _INT),
+    ),
     "keep": (_POINTER, _INT, _POINTER, *(_INT,) * 4, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER),
     "decode_attention": (
         *(_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER),
         *(_INT,) * 5,
-        _FLOAT,
-        _POINTER,
+        *(_FLOAT, _INT, _FLOAT, _POINTER, _POINTER),
     ),
 }
 
@@ -55,10 +57,24 @@ class CpuKernels:
     @staticmethod
     def serve(spec: ModelSpec) -> bool:
         """They are for models whose activations are bfloat16 and whose widths are whole vectors."""
-        widths = (spec.hidden_size, spec.intermediate_size, spec.expert_intermediate_size, spec.head_dim)
-        return (
-            spec.dtype == "bfloat16" and spec.head_dim <= _MOST_HEAD_DIM and not any(width % _LANES for width in widths)
-        )
+        widths = (spec.hidden_size, spec.intermediate_size, spec.expert_intermediate_size)
+        return CpuKernels.attend(spec) and not any(width % _LANES for width in widths)
+
+    @staticmethod
+    def attend(spec: ModelSpec) -> bool:
+        """They are for the attention of any model in bfloat16 whose heads are whole vectors."""
+        return spec.dtype == "bfloat16" and spec.head_dim <= _MOST_HEAD_DIM and spec.head_dim % _LANES == 0
+
+    @staticmethod
+    def norm(scale: Tensor) -> bool:
+        """They are for norms with such a scale."""
+        return scale.dtype == torch.bfloat16 and scale.device.type == "cpu" and len(scale) % _LANES == 0
+
+    @staticmethod
+    def rotate_heads(heads: Tensor) -> bool:
+        """They are for such heads, [1, heads, tokens, head_dim]."""
+        batch, head_dim = heads.shape[0], heads.shape[3]
+        return heads.dtype == torch.bfloat16 and batch == 1 and head_dim <= _MOST_HEAD_DIM and head_dim % _LANES == 0
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None = None) -> Tensor:
         """Inputs times W^T, plus bias and addend. `inputs` in float32: so is the product, and there is no addend."""
@@ -103,17 +119,23 @@ class CpuKernels:
         """Works in place. heads: [tokens, heads, head_dim], side by side; rotary: [2, tokens, 1, head_dim]."""
         tokens, num_heads, head_dim = heads.shape
         query_norm, key_norm = (None, None) if norms is None else (norm.data_ptr() for norm in norms)
+        at, stride, of_x = heads.data_ptr(), heads.stride(0), rotary.data_ptr()
+        of_swapped = of_x + rotary.stride(0) * rotary.itemsize
+        num_keys = num_heads - num_queries
         self._rotate(
-            heads.data_ptr(),
-            heads.stride(0),
-            tokens,
-            num_queries,
-            num_heads - num_queries,
-            head_dim,
-            rotary.data_ptr(),
-            rotary.stride(0),
-            rotary.stride(1),
-            query_norm,
-            key_norm,
-            eps,
+            *(at, stride, tokens, num_queries, num_keys, head_dim, of_x, of_swapped, rotary.stride(1), 1.0),
+            *(query_norm, key_norm, eps, at, stride),
         )
+
+    def rotated(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Makes x cos + (-x2, x1) sin of the halves x1, x2 of each head. heads: [tokens, heads, head_dim], side by
+        side; cos, sin: [tokens, head_dim], dense.
+        """
+        tokens, num_heads, head_dim = heads.shape
+        made = torch.empty(tokens, num_heads, head_dim, dtype=heads.dtype)
+        self._rotate(
+            *(heads.data_ptr(), heads.stride(0), tokens, num_heads, 0, head_dim),
+            *(cos.data_ptr(), sin.data_ptr(), head_dim, -1.0),
+            *(None, None, 0.0, made.data_ptr(), num_heads * head_dim),
+        )
+        return made

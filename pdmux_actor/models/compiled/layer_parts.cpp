@@ -3,17 +3,19 @@
 
 using namespace muxfleet;
 
-// Norms heads where `*_norm` is given, and rotates them, in place. heads_of_tokens [tokens][stride], of it the first
-// `heads` are queries, then keys; rotary: the factors of x and, `swapped` behind, of x with its halves swapped.
-extern "C" void muxfleet_rotate(u16* heads_of_tokens, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads,
-                                int64_t dim, const u16* rotary, int64_t swapped, int64_t rotary_stride,
-                                const u16* query_norm, const u16* key_norm, float eps) {
+// Norms heads where `*_norm` is given, and rotates them. heads_of_tokens [tokens][stride], of it the first `heads` are
+// queries, then keys; `rotated` [tokens][rotated_stride] may be the same. `of_x`, `of_swapped`: the factors of x and of x
+// with its halves swapped, those of the first half times `first_sign`.
+extern "C" void muxfleet_rotate(const u16* heads_of_tokens, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads,
+                                int64_t dim, const u16* of_x, const u16* of_swapped, int64_t rotary_stride, float first_sign,
+                                const u16* query_norm, const u16* key_norm, float eps, u16* rotated, int64_t rotated_stride) {
     int64_t half = dim / 2;
 #pragma omp parallel for schedule(static) if (tokens * stride > 65536)
     for (int64_t t = 0; t < tokens; t++) {
-        const u16 *straight = rotary + t * rotary_stride, *crossed = straight + swapped;
+        const u16 *straight = of_x + t * rotary_stride, *crossed = of_swapped + t * rotary_stride;
         for (int64_t h = 0; h < heads + kv_heads; h++) {
-            u16* x = heads_of_tokens + t * stride + h * dim;
+            const u16* x = heads_of_tokens + t * stride + h * dim;
+            u16* y = rotated + t * rotated_stride + h * dim;
             alignas(64) float v[256];
             for (int64_t d = 0; d < dim; d += 16) _mm512_store_ps(v + d, wide16(x + d));
             if (const u16* norm = h < heads ? query_norm : key_norm) {
@@ -26,8 +28,9 @@ extern "C" void muxfleet_rotate(u16* heads_of_tokens, int64_t stride, int64_t to
             }
             for (int64_t d = 0; d < dim; d += 16) {
                 __m512 other = _mm512_load_ps(v + (d < half ? d + half : d - half));
+                if (d < half) other = _mm512_mul_ps(other, _mm512_set1_ps(first_sign));
                 __m512 own = _mm512_mul_ps(_mm512_load_ps(v + d), wide16(straight + d));
-                narrow16(x + d, _mm512_fmadd_ps(other, wide16(crossed + d), own));
+                narrow16(y + d, _mm512_fmadd_ps(other, wide16(crossed + d), own));
             }
         }
     }
