@@ -24,7 +24,7 @@ class Int8Kernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.linear = library.muxfleet_int8_linear
-        self.linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, *(_POINTER,) * 5)
+        self.linear.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, *(_POINTER,) * 3)
         self.linear.restype = None
 
     @classmethod
@@ -55,6 +55,9 @@ class CompiledInt8Linear:
         self._scale = scale
         self._row_scale = scale.float()
         self._shift = panels.sum(dim=(1, 3), dtype=torch.int32).flatten().mul_(_ZERO)
+        shape = len(scale), panels.shape[1] * _AT_ONCE_COLUMNS
+        self._weight = (panels.data_ptr(), self._shift.data_ptr(), self._row_scale.data_ptr(), *shape)
+        self._is_float = int(scale.dtype == torch.float32)
 
     @classmethod
     def of(cls, kernels: Int8Kernels, weight: QuantisedWeight, bias: Tensor | None = None) -> "CompiledInt8Linear":
@@ -95,23 +98,15 @@ class CompiledInt8Linear:
     def _product(self, inputs: Tensor, addend: Tensor | None) -> Tensor:
         inputs = inputs.contiguous()
         assert inputs.dtype == self.dtype, "activations have the type of scales"
-        tokens, columns = inputs.shape
+        tokens = inputs.shape[0]
         product = torch.empty(tokens, len(self._scale), dtype=self.dtype)
-        levels = torch.empty(tokens, columns, dtype=torch.uint8)
-        steps = torch.empty(tokens, dtype=torch.float32)
         self._kernels.linear(
-            self._panels.data_ptr(),
-            self._shift.data_ptr(),
-            self._row_scale.data_ptr(),
-            len(self._scale),
-            columns,
+            *self._weight,
             inputs.data_ptr(),
             tokens,
-            int(self.dtype == torch.float32),
+            self._is_float,
             None if self.bias is None else self.bias.data_ptr(),
             None if addend is None else addend.data_ptr(),
             product.data_ptr(),
-            levels.data_ptr(),
-            steps.data_ptr(),
         )
         return product

@@ -2,6 +2,8 @@
 // so a token's values do not depend on its neighbours. Needs VNNI.
 //
 // Weights lie in panels of 16 rows: of each four columns, 16 rows of four levels side by side.
+#include <vector>
+
 #include "bfloat16_lanes.h"
 
 using namespace muxfleet;
@@ -90,10 +92,17 @@ inline float round_token(const void* x, int64_t at, int64_t k, bool is_float, ui
 
 }  // namespace
 
-// x [m][k], y and addend [m][n] and bias [n], all in float or all in bfloat16; levels [m][k] and steps [m] are written.
+// x [m][k], y and addend [m][n] and bias [n], all in float or all in bfloat16.
 extern "C" void muxfleet_int8_linear(const int8_t* weight, const int32_t* shift, const float* scale, int64_t n, int64_t k,
                                      const void* x, int64_t m, int64_t is_float, const void* bias, const void* addend,
-                                     void* y, uint8_t* levels, float* steps) {
+                                     void* y) {
+    // Of the calling thread, for all of its team: no call allocates but one of more tokens than any before.
+    thread_local std::vector<uint8_t> kept_levels;
+    thread_local std::vector<float> kept_steps;
+    if (kept_levels.size() < size_t(m * k)) kept_levels.resize(m * k);
+    if (kept_steps.size() < size_t(m)) kept_steps.resize(m);
+    uint8_t* levels = kept_levels.data();
+    float* steps = kept_steps.data();
     Out o{shift, scale, steps, bias, addend, y, n, is_float != 0};
     int64_t m_tiles = (m + kMostTokens - 1) / kMostTokens, panels = n / kPanelRows;
     int64_t groups = (panels + kPanelsAtOnce - 1) / kPanelsAtOnce;
