@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from engines.engine_environment import in_engine_environment
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint, wide_llama_checkpoint
 from report.command import add_clock, clock_of, make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -29,7 +30,10 @@ def prompts_of(count: int, length: int) -> list[list[int]]:
 def measured(folder: Path, name: str, rounds: int, clock: Callable[[], float]) -> list[dict[str, object]]:
     from engines.cpu_variants import Ours  # after the affinity is set
 
-    variants = {weights or "bfloat16": Ours(folder, "bfloat16", clock, weights) for weights in FORMATS}
+    from pdmux_actor.executor.lanes import PinnedThreads
+
+    threads = PinnedThreads()
+    variants = {weights or "bfloat16": Ours(folder, "bfloat16", clock, weights, threads) for weights in FORMATS}
     workloads = [(f"decode, batch {n}", prompts_of(n, PROMPT_TOKENS), NEW_TOKENS) for n in BATCHES]
     workloads.append((f"prefill, {PREFILL_TOKENS} tokens", prompts_of(1, PREFILL_TOKENS), 1))
     rows: list[dict[str, object]] = []
@@ -55,8 +59,7 @@ def measured(folder: Path, name: str, rounds: int, clock: Callable[[], float]) -
                 "ratios": {variant: (of[0], statistics.median(of), of[-1]) for variant, of in ratios.items()},
             }
         )
-    for engine in variants.values():
-        engine.close()
+    threads.close()
     return rows
 
 
@@ -66,6 +69,7 @@ def main() -> None:
     add_clock(parser)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoints are written")
     args = parser.parse_args()
+    in_engine_environment()
     clock = clock_of(parser, args)
     rounds = 3 if args.quick else args.rounds
     rows = measured(wide_llama_checkpoint(args.cache), "200 M, hidden 1536", rounds, clock)

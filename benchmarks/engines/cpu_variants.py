@@ -9,6 +9,7 @@ from engines.hand_made_launches import HandMadeLaunches
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
+from pdmux_actor.executor.lanes import PinnedThreads
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.scheduling.launch import ComputeLaunch
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -28,7 +29,17 @@ class Run:
 
 
 class Ours:
-    def __init__(self, folder: Path, dtype: str, clock: Clock, weights: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        clock: Clock,
+        weights: str | None = None,
+        threads: PinnedThreads | None = None,
+    ) -> None:
+        """`threads` None: its own. Several of one process share them: otherwise all sleep between two products, which
+        those of a unit's one engine do not.
+        """
         self._clock = clock
         num_cores = torch.get_num_threads()
         self._executor = TorchCpuExecutor(
@@ -36,6 +47,7 @@ class Ours:
             block_bytes=BLOCK_BYTES,
             num_cores=num_cores,
             device=laptop_cpu(num_cores=num_cores, memory_bytes=8 * 1024**3),
+            threads=threads,
         )
         info = self._executor.load_model(
             "m", str(folder), revision=None, dtype=dtype, max_model_len=None, weights=weights
