@@ -25,10 +25,12 @@ from pdmux_actor.models.operators import DecoderOperators
 from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.transformers_config import TransformersConfig
+from pdmux_actor.models.transformers_decoder import CHANGES_SCORES
 from pdmux_actor.models.transformers_loading import decoder_of, load_transformers_decoder
 from pdmux_actor.models.weights import load_weights
 from placement.estimation.memory import held_weight_bytes, resident_bytes
 from placement.launch_limits import LaunchLimits
+from profiler.architectures import family_of
 from profiler.families.registry import FAMILIES
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
@@ -121,24 +123,19 @@ def _decoder(
     share: RankShare,
 ) -> LayeredDecoder:
     if isinstance(config, TransformersConfig):
+        if device is not None and family_of(config.spec.architecture).changes_scores:
+            raise _no_kernels(info.model, config.spec, CHANGES_SCORES, "serve it in a pool of CPUs")
         decoder = load_transformers_decoder(info.model, folder, config, device, kernels)
         beyond = None if device is None else decoder.beyond_flash(info.max_model_len)
         if beyond is not None:
-            raise ModelLoadError(
-                model=info.model,
-                reason=f"{config.spec.architecture} is not served on a GPU: {beyond}",
-                remedy="set max_model_len within its window, or serve it in an SGLang pool (backend: sglang)",
-            )
+            raise _no_kernels(info.model, config.spec, beyond, "set max_model_len within its window")
         return decoder
     if device is not None and device.type != "cpu" and config.spec.is_moe and config.spec.weights is not None:
         reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
         raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
     if device is not None and device.type != "cpu" and not FAMILIES[config.spec.architecture].native_on_gpus:
-        raise ModelLoadError(
-            model=info.model,
-            reason=f"{config.spec.architecture} is not served on a GPU: no kernels here have its attention and experts",
-            remedy="serve it in a pool of CPUs, or in an SGLang pool (backend: sglang)",
-        )
+        what = "no kernels here have its attention and experts"
+        raise _no_kernels(info.model, config.spec, what, "serve it in a pool of CPUs")
     bfloat16 = kernels.serving(info.spec)
     make_projection = projection_maker(config.spec.weights, kernels.int8)
     if bfloat16 is not None:
@@ -158,6 +155,14 @@ def _decoder(
         share=share,
     )
     return Decoder(replace(config, spec=info.spec), weights, info.max_model_len, operators)
+
+
+def _no_kernels(model: str, spec: ModelSpec, what: str, remedy: str) -> ModelLoadError:
+    return ModelLoadError(
+        model=model,
+        reason=f"{spec.architecture} is not served on a GPU: {what}",
+        remedy=f"{remedy}, or serve it in an SGLang pool (backend: sglang)",
+    )
 
 
 def _needed_bytes(spec: ModelSpec, num_ranks: int, limits: LaunchLimits | None) -> int:

@@ -15,6 +15,8 @@ from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.models.transformers_attention import AttentionCalls
 from pdmux_actor.models.transformers_config import TransformersConfig
 
+CHANGES_SCORES = "it caps the scores of attention, or has sinks"
+
 
 class TransformersDecoder:
     """Implements LayeredDecoder. `model` is a causal LM of transformers whose layers `seams` took out."""
@@ -33,7 +35,7 @@ class TransformersDecoder:
     def beyond_flash(self, max_model_len: int) -> str | None:
         """Returns what its attention does that kernels for GPUs here do not; None: nothing, within that length."""
         if self._calls.changes_scores:
-            return "it caps the scores of attention, or has sinks"
+            return CHANGES_SCORES
         windows = [window for window in self._calls.windows.values() if window is not None]
         return f"its window of {min(windows)} tokens" if min(windows, default=max_model_len) < max_model_len else None
 

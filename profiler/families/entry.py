@@ -75,6 +75,8 @@ class ModelFamily:
     names. `refusal`: why transformers' code cannot run layer by layer over the paged KV cache; None: it can. Without
     `is_planned` its shape is none that plans know. `in_sglang`: SGLang has it. `in_linear_modules`: transformers keeps
     the weights of its products in torch.nn.Linear. `native_on_gpus`: kernels for GPUs have what its `traits` ask for.
+    `changes_scores`: attention caps its scores, or has sinks, which kernels for GPUs here do not; `slides`: layers see
+    a window of tokens where config.json says so, and those kernels all tokens.
     """
 
     name: str
@@ -88,6 +90,8 @@ class ModelFamily:
     in_sglang: bool = True
     in_linear_modules: bool = True
     native_on_gpus: bool = True
+    changes_scores: bool = False
+    slides: bool = False
 
     @property
     def is_rounded_by_transformers(self) -> bool:

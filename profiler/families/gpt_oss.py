@@ -62,4 +62,6 @@ FAMILY = ModelFamily(
     experts=MIXTURE.experts,
     names=_named,
     native_on_gpus=False,
+    changes_scores=True,
+    slides=True,
 )

@@ -19,4 +19,5 @@ FAMILY = ModelFamily(
     model_type="mistral",
     models="Mistral 7B and Nemo, up to their attention window",
     traits=_traits,
+    slides=True,
 )

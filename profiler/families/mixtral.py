@@ -27,4 +27,5 @@ FAMILY = ModelFamily(
     models="Mixtral 8x7B and 8x22B",
     traits=_traits,
     experts=_experts,
+    slides=True,
 )

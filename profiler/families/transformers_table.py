@@ -22,6 +22,42 @@ from profiler.families.config_readers import (
 from profiler.families.entry import ModelFamily
 
 _OWN_PRODUCTS = ("GPT2LMHeadModel",)  # a Conv1D of transformers'
+_CHANGE_SCORES = frozenset(
+    {
+        "FlintForCausalLM",
+        "Gemma2ForCausalLM",
+        "GraniteMoeSWAForCausalLM",
+        "GraniteSWAForCausalLM",
+        "VaultGemmaForCausalLM",
+    }
+)
+_SLIDE = frozenset(
+    {
+        "AfmoeForCausalLM",
+        "BeamForCausalLM",
+        "Cohere2ForCausalLM",
+        "Cohere2MoeForCausalLM",
+        "CwmForCausalLM",
+        "Exaone4ForCausalLM",
+        "ExaoneMoeForCausalLM",
+        "FlintForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "GraniteMoeSWAForCausalLM",
+        "GraniteSWAForCausalLM",
+        "Kolibri1ForCausalLM",
+        "LagunaForCausalLM",
+        "MellumForCausalLM",
+        "Ministral3ForCausalLM",
+        "MinistralForCausalLM",
+        "ModernBertDecoderForCausalLM",
+        "Olmo3ForCausalLM",
+        "Phi3ForCausalLM",
+        "PhimoeForCausalLM",
+        "Starcoder2ForCausalLM",
+        "VaultGemmaForCausalLM",
+    }
+)
 _ROWS = (
     ("AXK1ForCausalLM", "axk1", "A.X K1", LATENT_MIXTURE, False),
     ("AfmoeForCausalLM", "afmoe", "Arcee AFMoE (Trinity)", MIXTURE, True),
@@ -108,6 +144,8 @@ SERVED: Mapping[str, ModelFamily] = MappingProxyType(
             experts=reader.experts,
             in_sglang=in_sglang,
             in_linear_modules=name not in _OWN_PRODUCTS,
+            changes_scores=name in _CHANGE_SCORES,
+            slides=name in _SLIDE,
         )
         for name, model_type, models, reader, in_sglang in _ROWS
     }

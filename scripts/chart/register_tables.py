@@ -61,8 +61,10 @@ def _on_cpus(family: ModelFamily) -> Iterator[str]:
 
 
 def _on_gpus(family: ModelFamily) -> Iterator[str]:
-    if family.native_on_gpus:
-        yield from _on_cpus(family)
+    if family.traits is not None and family.native_on_gpus:
+        yield "native"
+    if family.refusal is None and not family.changes_scores:
+        yield "transformers (within its window)" if family.slides else "transformers"
     if family.in_sglang and family.is_planned:
         yield "SGLang"
 

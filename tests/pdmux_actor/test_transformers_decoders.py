@@ -67,6 +67,9 @@ def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
     model = write_tiny_checkpoint(tmp_path, family.model_type)
     assert type(model).__name__ == family.name
     rig.load("m", tmp_path)
+    calls = rig.executor._attached["m"].decoder._calls
+    assert family.changes_scores == calls.changes_scores
+    assert family.slides or not any(calls.windows.values())
     prompts = [make_prompt(length, vocab_size=160) for length in LENGTHS]
 
     sliced = [rig.sequence("m", prompt, NEW_TOKENS) for prompt in prompts]
