@@ -188,7 +188,7 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
     divided.
     """
     flops_per_s, bytes_per_s = compute_rate(device, sms), bandwidth(device, sms)
-    d, s, kept = spec.hidden_size, spec.dtype_bytes, spec.weights
+    d, s, kept, of_experts = spec.hidden_size, spec.dtype_bytes, spec.weights_beside_experts, spec.weights
     q_dim = -(-spec.num_heads // num_gpus) * spec.head_dim
     kv_dim = spec.kv_heads_per_gpu(num_gpus) * spec.head_dim
     m, expert_m = -(-spec.intermediate_size // num_gpus), -(-spec.expert_intermediate_size // num_gpus)
@@ -222,7 +222,7 @@ def operator_costs(spec: ModelSpec, device: DeviceSpec, num_gpus: int, sms: int)
         experts=ExpertsCost(
             num_experts=spec.num_experts,
             experts_per_token=spec.experts_per_token,
-            one_expert=_one_expert(linear(d, 2 * expert_m, kept), linear(expert_m, d, kept)),
+            one_expert=_one_expert(linear(d, 2 * expert_m, of_experts), linear(expert_m, d, of_experts)),
         )
         if spec.is_moe
         else None,

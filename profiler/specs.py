@@ -9,7 +9,7 @@ from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import ModelFamily
 from profiler.families.registry import FAMILIES
-from profiler.weight_formats import PLAIN, QUANTISABLE, WEIGHT_FORMATS, format_of
+from profiler.weight_formats import MXFP4, PLAIN, QUANTISABLE, WEIGHT_FORMATS, format_of
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -22,8 +22,8 @@ class ModelSpec:
     `num_experts` 0 means dense. Of a mixture, `num_dense_layers` have an ordinary MLP of `intermediate_size`, the
     others a router and `num_experts` MLPs of `expert_intermediate_size`, of which a token passes `experts_per_token`.
     `scaled_context_tokens` is how far its rotary scaling reaches, if that is beyond `max_position_embeddings`, else 0.
-    `weights` is what its projections are kept in, of WEIGHT_FORMATS; None: in `dtype`, as activations, KV, embedding,
-    classifier and routers are.
+    `weights` is what its projections are kept in, of WEIGHT_FORMATS, some of which are for experts only; None: in
+    `dtype`, as activations, KV, embedding, classifier and routers are.
     """
 
     architecture: str
@@ -99,10 +99,19 @@ class ModelSpec:
 
     @property
     def weight_format_bytes(self) -> float:
-        """Returns the bytes of one weight of a projection, on the average."""
+        """Returns the bytes of one weight of the projections that `weights` is for, on the average."""
         if self.weights is None:
             return self.dtype_bytes
+        kept_as = WEIGHT_FORMATS[self.weights]
+        if kept_as.of_experts:
+            return kept_as.bytes_each(self.dtype_bytes)
         return self.projection_bytes / self.num_projection_params
+
+    @property
+    def weights_beside_experts(self) -> str | None:
+        """Returns what projections are kept in that are no experts', as `weights` says it of all."""
+        is_for_all = self.weights is None or not WEIGHT_FORMATS[self.weights].of_experts
+        return self.weights if is_for_all else None
 
     @property
     def projection_bytes(self) -> int:
@@ -112,6 +121,11 @@ class ModelSpec:
         if self.weights is None:
             return self.num_projection_params * self.dtype_bytes
         kept_as, hidden = WEIGHT_FORMATS[self.weights], self.hidden_size
+        if kept_as.of_experts:
+            num_experts, inner = self.num_moe_layers * self.num_experts, self.expert_intermediate_size
+            num_others = self.num_projection_params - num_experts * self.params_per_expert
+            of_expert = kept_as.product_bytes(2 * inner, hidden, 0) + kept_as.product_bytes(hidden, inner, 0)
+            return num_others * self.dtype_bytes + num_experts * of_expert
         if self.architecture not in FAMILIES:
             return int(self.num_projection_params * kept_as.bytes_each(self.dtype_bytes))
         attention, num_dense = self.num_heads * self.head_dim, self.num_layers - self.num_moe_layers
@@ -281,7 +295,9 @@ class DeviceSpec:
     source: str = ""
 
     def compute_share(self, weights: str | None) -> float:
-        """Returns what share of the compute rate products reach whose weights are kept so, by ModelSpec."""
-        if weights is None:
+        """Returns what share of the compute rate products reach whose weights are kept so, by ModelSpec. Experts in
+        MXFP4 are unpacked to the model's dtype before they are multiplied with many tokens.
+        """
+        if weights in (None, MXFP4):
             return 1.0
         return self.int4_compute_share if weights.startswith("int4") else self.int8_compute_share

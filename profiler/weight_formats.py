@@ -25,11 +25,14 @@ def int4_group(rows: int, columns: int, largest: int = INT4_GROUPS[0]) -> int | 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
     """`group`: weights of a row that share a scale and a middle, both of the model's dtype, fewer where so many do not
-    divide a row; None: a row has one scale.
+    divide a row; None: a row has one scale. With `scale_bytes` a group has a scale of that size, and no middle.
+    `of_experts`: only experts are kept so, other products in the model's dtype.
     """
 
     level_bytes: float
     group: int | None = None
+    scale_bytes: int | None = None
+    of_experts: bool = False
 
     def bytes_each(self, dtype_bytes: int) -> float:
         """Returns the bytes of one weight of long rows.
@@ -37,7 +40,8 @@ class WeightFormat:
         >>> WeightFormat(level_bytes=0.5, group=32).bytes_each(2), WeightFormat(level_bytes=0.5, group=32).bytes_each(4)
         (0.625, 0.75)
         """
-        return self.level_bytes + (2 * dtype_bytes / self.group if self.group else 0.0)
+        scale_bytes = 2 * dtype_bytes if self.scale_bytes is None else self.scale_bytes
+        return self.level_bytes + (scale_bytes / self.group if self.group else 0.0)
 
     def product_bytes(self, rows: int, columns: int, dtype_bytes: int) -> int:
         """Returns what a weight `[rows, columns]` takes with its scales.
@@ -47,11 +51,16 @@ class WeightFormat:
         >>> WeightFormat(level_bytes=0.5, group=128).product_bytes(16, 64, 2)  # in 8 bits: a scale a row
         1056
         """
+        if self.group is not None and self.scale_bytes is not None:
+            return rows * (columns // 2 + -(-columns // self.group) * self.scale_bytes)
         group = None if self.group is None else int4_group(rows, columns, self.group)
         if group is None:
             return rows * (columns + dtype_bytes)
         return rows * columns // 2 + rows * (columns // group) * 2 * dtype_bytes
 
+
+MXFP4 = "mxfp4"
+"""4-bit floats with a power of two for each 32 of a row, which is how the experts of gpt-oss are published."""
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {
@@ -60,6 +69,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
         "int4": WeightFormat(level_bytes=0.5, group=128),
         "int4_group64": WeightFormat(level_bytes=0.5, group=64),
         "int4_group32": WeightFormat(level_bytes=0.5, group=32),
+        MXFP4: WeightFormat(level_bytes=0.5, group=32, scale_bytes=1, of_experts=True),
     }
 )
 
@@ -95,6 +105,8 @@ def checkpoint_format(config: Mapping[str, Any]) -> str | None:
     if method in ("awq", "gptq"):
         grouped = not quantisation.get("desc_act")
         return _integer(quantisation.get("bits"), quantisation.get("group_size") if grouped else 1)
+    if method == MXFP4:
+        return MXFP4
     if method == "gguf":
         return _of_gguf(quantisation.get("types"))
     return _compressed(quantisation) if method == "compressed-tensors" else None

@@ -130,14 +130,14 @@ def _decoder(
         if beyond is not None:
             raise _no_kernels(info.model, config.spec, beyond, "set max_model_len within its window")
         return decoder
-    if device is not None and device.type != "cpu" and config.spec.is_moe and config.spec.weights is not None:
-        reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
-        raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
     if device is not None and device.type != "cpu" and not FAMILIES[config.spec.architecture].native_on_gpus:
         what = "no kernels here have its attention and experts"
         raise _no_kernels(info.model, config.spec, what, "serve it in a pool of CPUs")
+    if device is not None and device.type != "cpu" and config.spec.is_moe and config.spec.weights is not None:
+        reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
+        raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
     bfloat16 = kernels.serving(info.spec)
-    make_projection = projection_maker(config.spec.weights, kernels.int8)
+    make_projection = projection_maker(config.spec.weights, kernels.int8, kernels.bfloat16)
     if bfloat16 is not None:
         operators = CompiledOperators(bfloat16)
         if bfloat16.multiply and not config.spec.weights:

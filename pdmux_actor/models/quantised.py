@@ -4,13 +4,17 @@
 
 import platform
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear, Int8Kernels
-from pdmux_actor.models.linear import MakeProjection, Projection, plain_projection
+from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.linear import Linear, MakeProjection, Projection, plain_projection
+from pdmux_actor.models.mxfp4_linear import Mxfp4Linear
 from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to
+from profiler.weight_formats import WEIGHT_FORMATS
 
 _INT8_MAX = 127
 _UINT8_ZERO = 128  # oneDNN's fast kernels take unsigned activations
@@ -19,12 +23,16 @@ _CUDA_INNER_TILES = 8
 _INT4_ROWS_AT_ONCE = 512  # packing takes levels of four bytes; its tiles have 64 rows, or 32 at the end
 
 
-def projection_maker(weights: str | None, int8_kernels: Int8Kernels | None = None) -> MakeProjection:
+def projection_maker(
+    weights: str | None, int8_kernels: Int8Kernels | None = None, kernels: CpuKernels | None = None
+) -> MakeProjection:
     """Returns what makes projections of weights that are kept so; `weights` is ModelSpec's. `int8_kernels` multiply
-    those of 8 bits that they serve.
+    those of 8 bits that they serve, `kernels` those in MXFP4.
     """
     if weights is None:
         return plain_projection
+    if WEIGHT_FORMATS[weights].of_experts:
+        return partial(_as_published, kernels)
 
     def rounded_projection(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
         rounded = rounded_to(weights, weight) if isinstance(weight, Tensor) else weight
@@ -35,6 +43,10 @@ def projection_maker(weights: str | None, int8_kernels: Int8Kernels | None = Non
         return Int8Linear(rounded, bias)
 
     return rounded_projection
+
+
+def _as_published(kernels: CpuKernels | None, weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
+    return Linear(weight, bias) if isinstance(weight, Tensor) else Mxfp4Linear.of(weight, bias, kernels)
 
 
 class Int8Linear:

@@ -18,7 +18,8 @@ _AT_ONCE_BYTES = 4 << 20
 class QuantisedWeight:
     """Holds W `[out, in]` as levels. Of 8 bits: int8 with a scale for each row, `[out]`; W = levels * scale. Of 4 bits:
     uint8 from 0 to 15 with `scale` and `middle`, the value of level 8, for each group of columns, `[out, groups]`;
-    W = (levels - 8) * scale + middle.
+    W = (levels - 8) * scale + middle. Of MXFP4: int8, twice the values, with a `scale` for each 32 columns,
+    `[out, groups]`; W = levels * scale.
     """
 
     levels: Tensor
@@ -28,22 +29,25 @@ class QuantisedWeight:
     def dense(self) -> Tensor:
         """W in the dtype of `scale`, rounded once."""
         rows, columns = self.levels.shape
+        scale = self.scale.float().view(rows, -1, 1)
+        grouped = self.levels.view(rows, scale.shape[1], -1).float()
         if self.middle is None:
-            return (self.levels.float() * self.scale.float()[:, None]).to(self.scale.dtype)
-        grouped = self.levels.view(rows, self.scale.shape[1], -1).float() - INT4_MIDDLE
-        weight = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
+            weight = grouped * scale
+        else:
+            weight = (grouped - INT4_MIDDLE) * scale + self.middle.float()[..., None]
         return weight.view(rows, columns).to(self.scale.dtype)
 
     def columns(self, first: int, last: int) -> "QuantisedWeight | None":
         """The very levels of some columns; None: they begin or end within a group."""
-        if self.middle is None:
+        if self.scale.dim() == 1:
             return QuantisedWeight(levels=self.levels[:, first:last].contiguous(), scale=self.scale)
         group = self.levels.shape[1] // self.scale.shape[1]
         if first % group or last % group:
             return None
         of = slice(first // group, last // group)
-        levels, scale, middle = self.levels[:, first:last], self.scale[:, of], self.middle[:, of]
-        return QuantisedWeight(levels=levels.contiguous(), scale=scale.contiguous(), middle=middle.contiguous())
+        levels, scale = self.levels[:, first:last].contiguous(), self.scale[:, of].contiguous()
+        middle = None if self.middle is None else self.middle[:, of].contiguous()
+        return QuantisedWeight(levels=levels, scale=scale, middle=middle)
 
     def to(self, device: torch.device | None) -> "QuantisedWeight":
         middle = None if self.middle is None else self.middle.to(device)

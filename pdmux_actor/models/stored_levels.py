@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.models.quantised_weight import INT4_MIDDLE, QuantisedWeight
-from profiler.weight_formats import INT4_GROUPS, int4_group
+from profiler.weight_formats import INT4_GROUPS, MXFP4, int4_group
 
 _ROWS_AT_ONCE_BYTES = 4 << 20  # of what is computed beside the result
 _INT4_LEVELS = 15
@@ -76,6 +76,8 @@ class StoredLevels:
             return None
         if weights == "int8":
             return self._as_int8(dtype)
+        if weights == MXFP4:
+            return QuantisedWeight(levels=self.levels, scale=self.scale.to(dtype))
         return self._as_int4(dtype) if weights is not None and weights.startswith("int4") else None
 
     def _as_int8(self, dtype: torch.dtype) -> QuantisedWeight | None:

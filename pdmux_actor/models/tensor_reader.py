@@ -18,6 +18,7 @@ from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to, sta
 from pdmux_actor.models.shard_files import broken_shard, open_shard, shard_files
 from pdmux_actor.models.stored_formats.entry import StoredWeights
 from pdmux_actor.models.stored_levels import StoredProduct
+from profiler.weight_formats import WEIGHT_FORMATS
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -179,8 +180,10 @@ class TensorReader:
         self, name: str, rows: int, columns: int, part: TensorPart, keeps: str
     ) -> Tensor | QuantisedWeight:
         whole = self.load_product({name: rows}, columns * part.count)
-        rounded = rounded_to(keeps, whole) if isinstance(whole, Tensor) else whole
         cut = slice(part.index * columns, (part.index + 1) * columns)
+        if isinstance(whole, Tensor) and WEIGHT_FORMATS[keeps].of_experts:
+            return whole[:, cut].contiguous()  # it is no expert's
+        rounded = rounded_to(keeps, whole) if isinstance(whole, Tensor) else whole
         kept = rounded.columns(cut.start, cut.stop)
         return rounded.dense()[:, cut].contiguous() if kept is None else kept
 

@@ -30,9 +30,8 @@ _LEAST_PRODUCT = 0.3  # of a timed product, when what was timed with it is taken
 
 def gemm_dtype_of(spec: ModelSpec) -> str:
     """Returns the tables' word for products with such weights. Of fp8 those with one scale for a tensor are taken."""
-    if spec.weights is None:
-        return "bfloat16"
-    return {"fp8": "fp8", "int8": "int8_wo"}.get(spec.weights, "int4_wo")
+    kept_as = spec.weights_beside_experts
+    return "bfloat16" if kept_as is None else {"fp8": "fp8", "int8": "int8_wo"}.get(kept_as, "int4_wo")
 
 
 def installed_folder() -> Path:

@@ -24,6 +24,7 @@ from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.mxfp4_linear import Mxfp4Linear
 from pdmux_actor.models.operators import HeadNorms, TorchOperators
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from profiler.specs import ModelSpec
@@ -125,6 +126,25 @@ def test_rotated__heads_with_gaps_between_tokens__turned_by_halves(kernels: CpuK
     exact = part.double() * cos.double()[:, None] + torch.cat((-second, first), dim=-1) * sin.double()[:, None]
     torch.testing.assert_close(made.double(), exact, rtol=TOLERANCE, atol=TOLERANCE)
     assert torch.equal(stacked, before)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 6, 7, 16])
+@pytest.mark.parametrize("rows", [8, 6, 67])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_mxfp4_linear__any_shape__near_the_exact_product(
+    kernels: CpuKernels, num_tokens: int, rows: int, has_bias: bool
+) -> None:
+    columns, generator = 96, torch.Generator().manual_seed(rows)
+    blocks = torch.randint(0, 256, (rows, columns // 2), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(121, 126, (rows, columns // 32), generator=generator, dtype=torch.uint8)
+    inputs, bias = drawn(num_tokens, columns), drawn(rows, seed=3) if has_bias else None
+    by_kernel = Mxfp4Linear(blocks, exponents, torch.bfloat16, bias, kernels)
+    by_torch = Mxfp4Linear(blocks, exponents, torch.bfloat16, bias)
+
+    assert torch.equal(by_kernel.weight, by_torch.weight)
+    exact = functional.linear(inputs.double(), by_torch.weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(by_kernel(inputs).double(), exact, rtol=TOLERANCE, atol=TOLERANCE)
+    assert torch.equal(by_kernel(inputs)[:1], by_kernel(inputs[:1]))
 
 
 def exact_attention(query: Tensor, kept: Tensor, traits: AttentionTraits) -> Tensor:

@@ -16,6 +16,7 @@ from transformers_rig import quiet_transformers
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.mxfp4_linear import Mxfp4Linear
 from pdmux_actor.models.quantised_weight import rounded_to_int4, rounded_to_int8
 
 NEW_TOKENS = 6
@@ -199,8 +200,44 @@ def test_mxfp4__as_published__says_what_transformers_says_over_the_unpacked_expe
     model = write_mxfp4(tmp_path)
     info = rig.load("m", tmp_path)
 
-    assert info.spec.weights is None
+    experts = rig.executor._attached["m"].decoder.weights.layers[1].feed_forward.experts
+    assert all(isinstance(part, Mxfp4Linear) for mlp in experts.mlps for part in (mlp.gate_up, mlp.down))
+    assert torch.equal(experts.mlps[2].down.weight, model.model.layers[1].mlp.experts.down_proj[2].t())
+    assert info.spec.weights == "mxfp4"
     assert said(rig) == [greedy(model, length) for length in LENGTHS]
+
+
+def test_mxfp4__in_bfloat16__says_what_the_unpacked_experts_say(rig: CpuRig, tmp_path: Path) -> None:
+    """By the compiled kernel, where there is one: sums in another order than oneDNN's, of the same products."""
+    write_mxfp4(tmp_path)
+    rig.load("m", tmp_path, dtype="bfloat16")
+    kept = rig.executor._attached["m"].decoder.weights.layers[0].feed_forward.experts.mlps[1].gate_up
+    inputs = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    exact = torch.nn.functional.linear(inputs.double(), kept.weight.double(), kept.bias.double())
+
+    torch.testing.assert_close(kept(inputs).double(), exact, rtol=1 / 128, atol=1 / 128)
+    assert len(said(rig)) == len(LENGTHS)
+
+
+def test_mxfp4__that_slept__says_the_same(rig: CpuRig, tmp_path: Path) -> None:
+    write_mxfp4(tmp_path)
+    rig.load("m", tmp_path)
+    before = said(rig)
+
+    assert rig.executor.sleep_model("m", 1 << 30) > 0
+    rig.executor.detach_model("m")
+    rig.wake("m")
+
+    assert said(rig) == before
+
+
+def test_mxfp4__weights_dtype__unpacks_them(rig: CpuRig, tmp_path: Path) -> None:
+    model = write_mxfp4(tmp_path)
+    info = rig.load("m", tmp_path, weights="dtype")
+
+    assert info.spec.weights is None
+    assert said(rig, (60,)) == [greedy(model, 60)]
 
 
 def test_mxfp4__rounded_to_four_bits__are_the_rounded_unpacked_experts(rig: CpuRig, tmp_path: Path) -> None:

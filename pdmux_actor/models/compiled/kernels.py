@@ -17,6 +17,8 @@ _MOST_HEAD_DIM = 256
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: Mapping[str, Sequence[Any]] = {
     "linear": (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, *(_POINTER,) * 5),
+    "mxfp4_linear": (_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER),
+    "mxfp4_unpacked": (_POINTER, _POINTER, _INT, _INT, _POINTER),
     "rms_norm": (_POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
     "silu_product": (_POINTER, _INT, _INT, _POINTER),
     "rotate": (
@@ -42,6 +44,8 @@ class CpuKernels:
             function = getattr(library, f"muxfleet_{name}")
             function.argtypes, function.restype = arguments, None
         self._linear = library.muxfleet_linear
+        self._mxfp4_linear = library.muxfleet_mxfp4_linear
+        self._mxfp4_unpacked = library.muxfleet_mxfp4_unpacked
         self._rms_norm = library.muxfleet_rms_norm
         self._silu_product = library.muxfleet_silu_product
         self._rotate = library.muxfleet_rotate
@@ -99,6 +103,25 @@ class CpuKernels:
             widened.data_ptr(),
         )
         return product
+
+    def mxfp4_linear(self, inputs: Tensor, blocks: Tensor, exponents: Tensor, bias: Tensor | None) -> Tensor:
+        """Inputs times W^T, plus bias, for few tokens. blocks: [out, in / 2]; exponents: [out, in / 32]."""
+        inputs = inputs.contiguous()
+        tokens, columns = inputs.shape
+        product = torch.empty(tokens, len(blocks), dtype=inputs.dtype)
+        widened = torch.empty(tokens * columns, dtype=torch.float32)
+        self._mxfp4_linear(
+            *(blocks.data_ptr(), exponents.data_ptr(), len(blocks), columns, inputs.data_ptr(), tokens),
+            *(None if bias is None else bias.data_ptr(), product.data_ptr(), widened.data_ptr()),
+        )
+        return product
+
+    def mxfp4_unpacked(self, blocks: Tensor, exponents: Tensor) -> Tensor:
+        """W, [out, in]."""
+        rows, columns = len(blocks), 2 * blocks.shape[1]
+        made = torch.empty(rows, columns, dtype=torch.bfloat16)
+        self._mxfp4_unpacked(blocks.data_ptr(), exponents.data_ptr(), rows, columns, made.data_ptr())
+        return made
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[tokens, width]; computed in float32 and rounded once."""

@@ -92,7 +92,7 @@ def _is_intel() -> bool:
 
 
 BFLOAT16_KERNELS = KernelSources(
-    files=("products.cpp", "decode_attention.cpp", "layer_parts.cpp"),
+    files=("products.cpp", "mxfp4_products.cpp", "decode_attention.cpp", "layer_parts.cpp"),
     flags=(),
     suits=_has_wide_vectors,
     serves="bfloat16",
