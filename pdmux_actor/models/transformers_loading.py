@@ -15,6 +15,7 @@ from pdmux_actor.models.layer_seams import LayerSeams
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.quantised_layers import check_quantisable, quantise
+from pdmux_actor.models.shard_files import open_shard, shard_files
 from pdmux_actor.models.transformers_attention import (
     MASK_PROBE,
     MODEL_CODE,
@@ -53,6 +54,8 @@ def load_transformers_decoder(
         raise ModelLoadError(model=model, reason=reason, remedy="set `weights: dtype`, or serve it in an SGLang pool")
     dtype = torch_dtype(config.spec.dtype)
     with torch.inference_mode():
+        for path in shard_files(model, folder):  # transformers would name neither the file nor what of it is cut off
+            open_shard(model, path)
         unpacked = None if config.stored is None else unpack_checkpoint(model, folder, config.stored, dtype, weights)
         causal_lm = _from_checkpoint(model, folder, dtype, None if unpacked is None else unpacked.tensors)
         prefix = ""
@@ -100,6 +103,7 @@ def _from_checkpoint(model: str, folder: Path, dtype: torch.dtype, tensors: Mapp
             attn_implementation="eager",
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below, here they would be in a log
         )
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelLoadError(
