@@ -230,10 +230,11 @@ class Decoder:
 
     def _mlp_by_tiles(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """With the residual connection."""
-        tile_tokens = (layer.feed_forward.is_tiled and self._operators.mlp_tile_tokens) or len(hidden)
-        tiles = [self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, len(hidden), tile_tokens)]
-        if len(tiles) == 1:
-            return tiles[0]
+        num_tokens = hidden.shape[0]
+        tile_tokens = (layer.feed_forward.is_tiled and self._operators.mlp_tile_tokens) or num_tokens
+        if num_tokens <= tile_tokens:
+            return self._mlp(layer, hidden)
+        tiles = [self._mlp(layer, hidden[first : first + tile_tokens]) for first in range(0, num_tokens, tile_tokens)]
         # What was added in place, tile by tile, is whole.
         return hidden if tiles[0].data_ptr() == hidden.data_ptr() else torch.cat(tiles)
 

@@ -24,7 +24,7 @@ class FusedNorm(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self._kernels is None:
             return functional.rms_norm(hidden, self._scale.shape, self._scale, self._eps)
-        rows = hidden.reshape(-1, len(self._scale))
+        rows = hidden.reshape(-1, hidden.shape[-1])
         return self._kernels.rms_norm(rows.contiguous(), self._scale, self._eps).view(hidden.shape)
 
 

@@ -83,7 +83,7 @@ class Mxfp4Linear:
         return self.copied(torch.clone, packed=True)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if self._kernels is not None and len(inputs) <= _MOST_TOKENS:
+        if self._kernels is not None and inputs.shape[0] <= _MOST_TOKENS:
             return self._kernels.mxfp4_linear(inputs, self._blocks, self._exponents, self.bias)
         return functional.linear(inputs, self.weight, self.bias)
 

@@ -55,8 +55,9 @@ class CompiledInt8Linear:
         self._scale = scale
         self._row_scale = scale.float()
         self._shift = panels.sum(dim=(1, 3), dtype=torch.int32).flatten().mul_(_ZERO)
-        shape = len(scale), panels.shape[1] * _AT_ONCE_COLUMNS
-        self._weight = (panels.data_ptr(), self._shift.data_ptr(), self._row_scale.data_ptr(), *shape)
+        self._rows = scale.shape[0]
+        columns = panels.shape[1] * _AT_ONCE_COLUMNS
+        self._weight = (panels.data_ptr(), self._shift.data_ptr(), self._row_scale.data_ptr(), self._rows, columns)
         self._is_float = int(scale.dtype == torch.float32)
 
     @classmethod
@@ -99,7 +100,7 @@ class CompiledInt8Linear:
         inputs = inputs.contiguous()
         assert inputs.dtype == self.dtype, "activations have the type of scales"
         tokens = inputs.shape[0]
-        product = torch.empty(tokens, len(self._scale), dtype=self.dtype)
+        product = torch.empty(tokens, self._rows, dtype=self.dtype)
         self._kernels.linear(
             *self._weight,
             inputs.data_ptr(),
