@@ -1,4 +1,4 @@
-"""What a model of transformers computes behind its layers, so that its forward need not run again for it.
+"""Finds what a model of transformers computes behind its layers, so that its forward need not run again for it.
 
 Most have a norm and a head there, and nothing else. That is tried out: what multiplies or caps logits is found so.
 """

@@ -90,7 +90,7 @@ def called(layer: nn.Module, hidden: Tensor, call: LayerCall) -> Tensor:
 
 
 def run_behind(model: Any, seams: LayerSeams, states: Tensor) -> Any:  # noqa: ANN401 - transformers has no types
-    """What the forward of `model` makes of hidden states after the last layer, [1, tokens, hidden_size]."""
+    """Returns what the forward of `model` makes of hidden states after the last layer, [1, tokens, hidden_size]."""
     places = torch.arange(states.shape[1], device=states.device)[None]
     with seams.passage(states):  # of its tokens only the number matters: these states take the place of theirs
         return model(input_ids=torch.zeros_like(places), position_ids=places, use_cache=False)
