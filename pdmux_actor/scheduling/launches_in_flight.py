@@ -99,7 +99,7 @@ class LanesInFlight:
         return (prefill is not None and prefill.launch.model == model) or self.decodes(model)
 
     def decodes(self, model: str) -> bool:
-        return any(flight.launch.model == model for flight in self._decodes.values())
+        return model in [flight.launch.model for flight in self._decodes.values()]
 
     def lane_state(self, lane: Lane) -> LaneState:
         """Returns the state of the decode lanes together: the SMs that they reach to, and when the last of them

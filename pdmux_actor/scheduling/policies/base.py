@@ -108,6 +108,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
     lanes: LanesInFlight | None = None  # None: there is one decode lane
     share_in_time: float = 1.0  # of the last first tokens
     _decoding: Sequence[ModelQueue] | None = None
+    _idle_decoding: Sequence[ModelQueue] | None = None
     _prefillable: dict[str, bool] = msgspec.field(default_factory=dict)
     gains_of_lanes: dict[tuple[str, ...], float] = msgspec.field(default_factory=dict)  # decode_lanes.py, by models
 
@@ -127,9 +128,13 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
 
     def idle_decoding(self) -> Sequence[ModelQueue]:
         """The same without those that have a decode step in flight."""
-        if self.lanes is None:
-            return () if self.decode_lane.busy else self.decoding()
-        return [queue for queue in self.decoding() if not self.lanes.decodes(queue.model)]
+        if self._idle_decoding is None:
+            lanes = self.lanes
+            if lanes is None:
+                self._idle_decoding = () if self.decode_lane.busy else self.decoding()
+            else:
+                self._idle_decoding = [queue for queue in self.decoding() if not lanes.decodes(queue.model)]
+        return self._idle_decoding
 
     @property
     def num_decodes(self) -> int:

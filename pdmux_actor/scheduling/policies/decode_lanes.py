@@ -9,18 +9,26 @@ others, with which it shares the memory bandwidth (profiler/bandwidth_sharing.py
 
 and the number of lanes with the shortest cycle is chosen. Decode is bound by bandwidth: what several lanes win is the
 time in which a step does not read, because it starts kernels, waits for the host or has few sequences.
+
+From one step to the next a sequence has a token more, and that is all: a choice is kept until a sequence comes, goes or
+is late, or what is predicted of it has moved by a fiftieth.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.policies.base import Decode, RoundRobin, UnitState
+from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.sequence import TbtTarget
 from profiler.bandwidth_sharing import slowdown_beside
 from profiler.specs import DeviceSpec
 
 _WORTH_IT = 0.95  # of the cycle: predictions are of the mean, and a step on a part is a longer gap for one model alone
+_MOVED = 0.02  # what is predicted of a choice, for it to be made anew
 _LEAST_PART = 0.7  # of a part: a lane that waits for its neighbour loses more
 
 
@@ -72,6 +80,63 @@ def may_add_decode(state: UnitState) -> bool:
     return state.num_decodes < state.settings.decode_lanes and bool(state.idle_decoding())
 
 
+class DecodeBatches(msgspec.Struct, gc=False):
+    """Tells whether the same sequences of the same models decode, none of them late that was not: a queue makes its
+    targets anew then.
+    """
+
+    targets: Sequence[Sequence[TbtTarget]]
+
+    @classmethod
+    def of(cls, decoding: Sequence[ModelQueue]) -> "DecodeBatches":
+        return cls([queue.tbt_targets for queue in decoding])
+
+    def are_of(self, decoding: Sequence[ModelQueue]) -> bool:
+        if len(self.targets) != len(decoding):
+            return False
+        return not [q for targets, q in zip(self.targets, decoding, strict=True) if targets is not q.tbt_targets]
+
+
+def is_near(now_s: float, then_s: float) -> bool:
+    """Says whether a choice of which `then_s` was predicted stands."""
+    return abs(now_s - then_s) <= _MOVED * then_s
+
+
+class KeptDivision:
+    """Divides the decode share for steps of several models, anew when it has to be."""
+
+    def __init__(self) -> None:
+        self._division: Division | None = None
+        self._batches = DecodeBatches(())
+        self._share_sms = 0
+        self._steps_s = 0.0  # the sum of their steps, on parts of the share
+
+    def of(self, state: UnitState, decoding: Sequence[ModelQueue], share_sms: int) -> Division:
+        predictor, kept = state.predictor, self._division
+        if (
+            kept is not None
+            and share_sms == self._share_sms
+            and self._batches.are_of(decoding)
+            and is_near(_steps_at_once_s(predictor, decoding, kept), self._steps_s)
+        ):
+            return kept
+        outlooks = [predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in decoding]
+        kept = self._division = divide(state.device, outlooks, share_sms, state.settings.decode_lanes)
+        self._share_sms, self._batches = share_sms, DecodeBatches.of(decoding)
+        self._steps_s = _steps_at_once_s(predictor, decoding, kept)
+        return kept
+
+
+def _steps_at_once_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], division: Division) -> float:
+    """Predicts one step of every model on a part of its own, without the sharing of the bandwidth."""
+    total_s, sms = 0.0, division.sms
+    for queue in decoding:
+        outlook = predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens)
+        step_s = outlook.solo_s(sms)
+        total_s += step_s if division.lanes == 1 else step_s * outlook.beside_decodes_factor(sms)
+    return total_s
+
+
 def decodes_at_once(
     state: UnitState, decoding: Sequence[ModelQueue], share_sms: int, turn: RoundRobin, *, steps: int = 1
 ) -> list[Decode]:
@@ -81,7 +146,7 @@ def decodes_at_once(
     """
     outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in decoding]
     division = divide(state.device, outlooks, share_sms, state.settings.decode_lanes)
-    return fill_lanes(state, turn, lanes=division.lanes, part_sms=division.sms, share_sms=share_sms, steps=steps)
+    return fill_lanes(state, turn, division, share_sms=share_sms, steps=steps)
 
 
 def _cycle_s(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], part_sms: int, lanes: int) -> float:
@@ -92,14 +157,14 @@ def _cycle_s(device: DeviceSpec, outlooks: Sequence[DecodeOutlook], part_sms: in
 
 
 def fill_lanes(
-    state: UnitState, turn: RoundRobin, *, lanes: int, part_sms: int, share_sms: int, steps: int = 1
+    state: UnitState, turn: RoundRobin, division: Division, *, share_sms: int, steps: int = 1
 ) -> list[Decode]:
     """Decodes for the lanes that are free: of models that have none in flight, in turn, within the first `share_sms`.
 
     The gaps that launches in flight leave may be of another division: a part is as large as fits, and none while what
     is free is far less than one.
     """
-    free = lanes - state.num_decodes
+    free, part_sms = division.lanes - state.num_decodes, division.sms
     candidates = [queue.model for queue in state.idle_decoding()]
     step, actions = state.device.partition_granularity_sms, list[Decode]()
     for start, end in state.decode_gaps():

@@ -28,6 +28,10 @@ def prefill_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
     return [queue.chunk_shape(head_sequence(queue))]
 
 
+SecondsAndGain = tuple[Callable[[int], float], float]
+"""What a decode cycle takes, by share, and the factor in that which is due to models that decode at once."""
+
+
 class DecodeCycle:
     """One decode step of every model, in turn or several at once (decode_lanes.py): the gap that each of them sees; at
     worst, when `beside` a prefill.
@@ -55,6 +59,10 @@ class DecodeCycle:
     def alone_s(self) -> Callable[[int], float]:
         """Returns the same without a prefill. Most units serve one model at a time."""
         return self._outlooks[0].solo_s if len(self._outlooks) == 1 else self._sum_s
+
+    @property
+    def seconds_and_gain(self) -> SecondsAndGain:
+        return self.seconds, self._gain
 
     def alone_and_worst_s(self, shares: Iterable[int]) -> Iterator[tuple[int, float, float]]:
         """Yields the seconds of each share, alone and at worst."""

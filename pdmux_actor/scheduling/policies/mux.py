@@ -10,13 +10,21 @@ where that saves time (prefill_slice.py).
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
+import msgspec
+
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
-from pdmux_actor.scheduling.policies.decode_lanes import may_add_decode
+from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near, may_add_decode
 from pdmux_actor.scheduling.policies.decode_room import DecodeRoom
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
-from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, prefill_shapes, tightest_from
-from pdmux_actor.scheduling.policies.prefill_options import PrefillOptions
+from pdmux_actor.scheduling.policies.forecast import (
+    DecodeCycle,
+    SecondsAndGain,
+    decode_cycle_s,
+    prefill_shapes,
+    tightest_from,
+)
+from pdmux_actor.scheduling.policies.prefill_options import PrefillOption, PrefillOptions, WayOfBatch
 from pdmux_actor.scheduling.policies.request_delays import DecodeLoad, LaneLoad
 from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -33,12 +41,37 @@ _FULL = 0.95
 _TRY_SHARE_OF_TARGET = 0.7  # a step on a share that has not been tried may take longer than modelled
 
 
+class ShareAlone(msgspec.Struct, kw_only=True, gc=False):
+    """`sms` for decode with nothing to prefill. A cycle was predicted to take `cycle_s` on them, which is `gain` times
+    the sum of the models' steps; `known` are the shares that had been measured, by model.
+    """
+
+    batches: DecodeBatches
+    known: Sequence[Set[int]]
+    sms: int
+    gain: float
+    cycle_s: float
+    tightest_s: float
+
+    def cycle_now_s(self, predictor: LatencyPredictor, decoding: Sequence[ModelQueue]) -> float | None:
+        """Returns what a cycle takes by now. None: the share is to be chosen anew."""
+        if not self.batches.are_of(decoding):
+            return None
+        for known, queue in zip(self.known, decoding, strict=True):
+            if known is not predictor.known_decode_shares(queue.model, len(queue.running)):
+                return None
+        cycle_s = self.gain * _steps_s(predictor, decoding, self.sms)
+        return cycle_s if is_near(cycle_s, self.cycle_s) else None
+
+
 class Mux:
     target_aware = True
 
     def __init__(self) -> None:
         self._lanes = SideBySide(paced=True)
         self._decode_load = DecodeLoad()
+        self._alone: ShareAlone | None = None  # chosen last, as is the way beside a prefill
+        self._way: WayOfBatch | None = None
         self._room = DecodeRoom()
         self._bounds: Mapping[str, int] = {}
 
@@ -55,8 +88,7 @@ class Mux:
         decoding = state.decoding()
         if not decoding:
             return self._lanes.act(state, prefilling, now_s)
-        may_fuse = state.batch is None and state.idle
-        way = PrefillOptions(state, prefilling, decoding, self._load(state), now_s).best(may_fuse=may_fuse)
+        way = self._way_beside(state, prefilling, decoding, now_s)
         if way is None:
             return self._lanes.alternate(state, prefilling, decoding, now_s)
         self._decode_load.note_step(way.gap_s)
@@ -64,6 +96,16 @@ class Mux:
         if way.fused_tokens is not None:
             return self._fuse(state, prefilling, way.fused_tokens, now_s)
         return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)
+
+    def _way_beside(
+        self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], now_s: float
+    ) -> PrefillOption | None:
+        if self._way is not None and self._way.holds(state, decoding):
+            return self._way.way
+        may_fuse = state.batch is None and state.idle
+        way = PrefillOptions(state, prefilling, decoding, self._load(state), now_s).best(may_fuse=may_fuse)
+        self._way = None if way is None else WayOfBatch.of(way, state, decoding)
+        return way
 
     def _load(self, state: UnitState) -> LaneLoad:
         """What was borne, and more where first tokens come too late: of the places, if they are what is short."""
@@ -77,46 +119,43 @@ class Mux:
         decoding = state.decoding()
         if not decoding or state.prefill_lane.busy or not may_add_decode(state):
             return ()
-        # A sequence that joined while a step ran has waited already.
-        waited_s = max([q.wait_s(now_s) for q in decoding])
-        seconds, known = DecodeCycle(state, decoding).seconds, _known_shares(state.predictor, decoding)
-        sms, cycle_s, bearable_s = self._share_alone(state.device, decoding, seconds, known, waited_s)
-        waiting = any(q.waiting for q in state.queues.values())
-        steps = 1 if waiting else _look_ahead_steps(state.settings, cycle_s, bearable_s)
-        return self._lanes.decode(state, decoding, sms, now_s, steps=steps)
+        alone, cycle_s = self._share_alone(
+            state.device, state.predictor, decoding, lambda: DecodeCycle(state, decoding).seconds_and_gain
+        )
+        steps = 1
+        if not any(q.waiting for q in state.queues.values()) and _may_look_ahead(alone, cycle_s):
+            # A sequence that joined while a step ran has waited already.
+            waited_s = max([q.wait_s(now_s) for q in decoding])
+            steps = _look_ahead_steps(state.settings, alone, cycle_s, waited_s)
+        return self._lanes.decode(state, decoding, alone.sms, now_s, steps=steps)
 
     def go_on(self, view: StretchView) -> Decode | Mixed:
         queue, predictor = view.queue, view.predictor
-        decoding, known = (queue,), predictor.known_decode_shares(queue.model, len(queue.running))
-        seconds = predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s
-        sms, cycle_s, bearable_s = self._share_alone(view.device, decoding, seconds, known, view.waited_s)
-        return Decode(queue.model, sms, _look_ahead_steps(view.settings, cycle_s, bearable_s))
+
+        def cycle() -> SecondsAndGain:
+            return predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s, 1.0
+
+        alone, cycle_s = self._share_alone(view.device, predictor, (queue,), cycle)
+        steps = 1
+        if _may_look_ahead(alone, cycle_s):
+            steps = _look_ahead_steps(view.settings, alone, cycle_s, view.waited_s)
+        return Decode(queue.model, alone.sms, steps)
 
     def _share_alone(
         self,
         device: DeviceSpec,
+        predictor: LatencyPredictor,
         decoding: Sequence[ModelQueue],
-        seconds: Callable[[int], float],
-        known: Set[int],
-        waited_s: float,
-    ) -> tuple[int, float, float]:
-        """SMs for decode with nothing to prefill, what a cycle takes on them, and what a launch may take."""
-        total_sms = device.num_sms
-        # More SMs are never slower: what a stall taught of a share that is not used since must not decide.
-        fastest_s = min([seconds(share) for share in {total_sms, *known}])
-        tightest_s = tightest_from(decoding, fastest_s)
-        sms = ample_decode_share(
-            device,
-            seconds,
-            tolerance=_SLOWER_AT_MOST,
-            known=known,
-            bearable_s=_TRY_SHARE_OF_TARGET * tightest_s,
-        )
-        cycle_s = seconds(sms)
-        if sms < total_sms and cycle_s > tightest_s:
-            sms, cycle_s = total_sms, fastest_s
+        cycle: Callable[[], SecondsAndGain],
+    ) -> tuple[ShareAlone, float]:
+        """SMs for decode with nothing to prefill, and what a cycle takes on them."""
+        alone = self._alone
+        cycle_s = None if alone is None else alone.cycle_now_s(predictor, decoding)
+        if alone is None or cycle_s is None:
+            alone = self._alone = _choose_share(device, predictor, decoding, *cycle())
+            cycle_s = alone.cycle_s
         self._decode_load.note_step(cycle_s)
-        return sms, cycle_s, min(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s, _LATE_SHARE * (tightest_s - waited_s))
+        return alone, cycle_s
 
     def _fuse(self, state: UnitState, prefilling: str, tokens: int, now_s: float) -> Sequence[Action]:
         shapes = prefill_shapes(state, prefilling)
@@ -135,15 +174,51 @@ POLICY = PolicyEntry(
 )
 
 
-def _known_shares(predictor: LatencyPredictor, decoding: Sequence[ModelQueue]) -> Set[int]:
-    """On which steps like the next one of every model were measured."""
-    first, *others = (predictor.known_decode_shares(q.model, len(q.running)) for q in decoding)
-    for shares in others:
-        first = first & shares
-    return first
+def _choose_share(
+    device: DeviceSpec,
+    predictor: LatencyPredictor,
+    decoding: Sequence[ModelQueue],
+    seconds: Callable[[int], float],
+    gain: float,
+) -> ShareAlone:
+    total_sms = device.num_sms
+    known_of_each = [predictor.known_decode_shares(q.model, len(q.running)) for q in decoding]
+    known: Set[int] = {*known_of_each[0]}.intersection(*known_of_each[1:])  # where steps of every model were measured
+    # More SMs are never slower: what a stall taught of a share that is not used since must not decide.
+    fastest_s = min([seconds(share) for share in {total_sms, *known}])
+    tightest_s = tightest_from(decoding, fastest_s)
+    sms = ample_decode_share(
+        device, seconds, tolerance=_SLOWER_AT_MOST, known=known, bearable_s=_TRY_SHARE_OF_TARGET * tightest_s
+    )
+    cycle_s = seconds(sms)
+    if sms < total_sms and cycle_s > tightest_s:
+        sms, cycle_s = total_sms, fastest_s
+    return ShareAlone(
+        batches=DecodeBatches.of(decoding),
+        known=known_of_each,
+        sms=sms,
+        gain=gain,
+        cycle_s=cycle_s,
+        tightest_s=tightest_s,
+    )
 
 
-def _look_ahead_steps(settings: SchedulerSettings, cycle_s: float, bearable_s: float) -> int:
+def _steps_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], sms: int) -> float:
+    """Predicts one step of every model, one after the other and alone."""
+    total_s = 0.0
+    for queue in decoding:
+        total_s += predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s(sms)
+    return total_s
+
+
+def _may_look_ahead(alone: ShareAlone, cycle_s: float) -> bool:
+    return _LOOK_AHEAD_SHARE_OF_TARGET * alone.tightest_s >= 2 * cycle_s
+
+
+def _look_ahead_steps(settings: SchedulerSettings, alone: ShareAlone, cycle_s: float, waited_s: float) -> int:
+    """`waited_s`: how long the sequence that waits longest has waited for its next token."""
     if cycle_s <= 0:
         return 1
+    tightest_s = alone.tightest_s
+    bearable_s = min(_LOOK_AHEAD_SHARE_OF_TARGET * tightest_s, _LATE_SHARE * (tightest_s - waited_s))
     return int(max(1, min(settings.max_look_ahead_steps, bearable_s / cycle_s)))

@@ -20,8 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from pdmux_actor.scheduling.batching import PrefillBatch
 from pdmux_actor.scheduling.partition import decode_shares, least_share
 from pdmux_actor.scheduling.policies.base import UnitState
+from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near
 from pdmux_actor.scheduling.policies.forecast import (
     SAFE_SHARE,
     DecodeCycle,
@@ -33,7 +35,7 @@ from pdmux_actor.scheduling.policies.forecast import (
 )
 from pdmux_actor.scheduling.policies.fusing import fused_steps
 from pdmux_actor.scheduling.policies.request_delays import Delays, LaneLoad
-from pdmux_actor.scheduling.prediction import STEADY_SPREAD
+from pdmux_actor.scheduling.prediction import STEADY_SPREAD, LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 
 BEARABLE_UTILISATION = 0.9
@@ -183,3 +185,48 @@ class PrefillOptions:
             end_s += stretch * work_s
             in_time += end_s <= due_s
         return in_time
+
+
+class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
+    """`way` in which the prefill batch `batch` is taken beside `decoding`, while `num_waiting` prompts waited. Steps of
+    all models were to take `steps_s` on its share beside the batch, at worst.
+    """
+
+    way: PrefillOption
+    batch: PrefillBatch
+    batches: DecodeBatches
+    num_waiting: int
+    steps_s: float
+
+    @classmethod
+    def of(cls, way: PrefillOption, state: UnitState, decoding: Sequence[ModelQueue]) -> "WayOfBatch | None":
+        batch = state.batch
+        if batch is None:
+            return None
+        return cls(
+            way=way,
+            batch=batch,
+            batches=DecodeBatches.of(decoding),
+            num_waiting=_num_waiting(state),
+            steps_s=_worst_steps_s(state.predictor, decoding, way.decode_sms, batch),
+        )
+
+    def holds(self, state: UnitState, decoding: Sequence[ModelQueue]) -> bool:
+        return (
+            self.batch is state.batch
+            and self.batches.are_of(decoding)
+            and self.num_waiting == _num_waiting(state)
+            and is_near(_worst_steps_s(state.predictor, decoding, self.way.decode_sms, self.batch), self.steps_s)
+        )
+
+
+def _worst_steps_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], sms: int, batch: PrefillBatch) -> float:
+    """Predicts one step of every model, one after the other, at worst beside the prefill batch."""
+    total_s, beside = 0.0, batch.shapes
+    for queue in decoding:
+        total_s += predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).worst_s(sms, beside)
+    return total_s
+
+
+def _num_waiting(state: UnitState) -> int:
+    return sum([len(queue.waiting) + len(queue.partial) for queue in state.queues.values()])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, RoundRobin, StartPrefill, UnitState
-from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once, may_add_decode
+from pdmux_actor.scheduling.policies.decode_lanes import KeptDivision, fill_lanes, may_add_decode
 from pdmux_actor.scheduling.policies.forecast import (
     DecodeCycle,
     decode_cycle_s,
@@ -47,6 +47,7 @@ class SideBySide:
         self._load = PrefillLoad()
         self._prefill_turn = RoundRobin()
         self._decode_turn = RoundRobin()
+        self._division = KeptDivision()
         self._lane_turn = RoundRobin()  # for a device that cannot be shared
 
     def next_prefill(self, state: UnitState) -> str | None:
@@ -101,7 +102,8 @@ class SideBySide:
         if not may_add_decode(state) or sms <= 0 or _waits_for_merge(state):
             return ()
         if state.settings.decode_lanes > 1 and (len(decoding) > 1 or state.decode_lane.busy):
-            return decodes_at_once(state, decoding, sms, self._decode_turn, steps=steps)
+            division = self._division.of(state, decoding, sms)
+            return fill_lanes(state, self._decode_turn, division, share_sms=sms, steps=steps)
         model = self._decode_turn.take(q.model for q in decoding)
         return () if model is None else (Decode(model, sms, steps),)
 
