@@ -183,7 +183,7 @@ def grow_running(queue: ModelQueue, steps: int, sharing: BlockSharing) -> tuple[
     Where rows run out, what others borrowed is taken back; what of it is in flight is waited for. Beyond the model's
     own rights the youngest is preempted, of those that give way first: the oldest always gets on, nothing deadlocks.
     """
-    if _grow_together(queue, steps):
+    if grow_together(queue, steps):
         return tuple(queue.running)
     ready: list[TokenSequence] = []
     stalled: list[TokenSequence] = []
@@ -212,22 +212,20 @@ def grow_running(queue: ModelQueue, steps: int, sharing: BlockSharing) -> tuple[
     return tuple(ready)
 
 
-def _grow_together(queue: ModelQueue, steps: int) -> bool:
-    """One allocation for all running sequences. False, and nothing is taken, beyond the quota or where rows run out:
-    what may be borrowed shrinks with every row that is.
+def grow_together(queue: ModelQueue, steps: int) -> bool:
+    """One allocation for all running sequences, of which nothing is read but how long the queue says they are. False,
+    and nothing is taken, beyond the quota or where rows run out: what may be borrowed shrinks with every row that is.
     """
     tokens_per_row, ahead = queue.info.geometry.tokens_per_row, steps - 1
     # Rows cover all tokens but the last: only who is within reach of a row's end can need another.
     short = [
-        sequence
+        (sequence, context)
         for sequence, context in zip(queue.running, queue.context_tokens, strict=True)
         if (1 - context) % tokens_per_row <= ahead and context + ahead > len(sequence.rows) * tokens_per_row
     ]
     if not short:
         return True
-    missing = [
-        (sequence, -(-(len(sequence.token_ids) + ahead) // tokens_per_row) - len(sequence.rows)) for sequence in short
-    ]
+    missing = [(sequence, -(-(context + ahead) // tokens_per_row) - len(sequence.rows)) for sequence, context in short]
     pool, num_rows = queue.pool, sum([count for _, count in missing])
     needed_blocks = num_rows * queue.info.geometry.blocks_per_row
     if pool.used_blocks(queue.model) + needed_blocks > pool.quota_blocks(queue.model):

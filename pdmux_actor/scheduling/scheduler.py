@@ -102,6 +102,7 @@ class Scheduler:
             lanes=self._lanes,
             sharing=self._sharing,
             log=self.log,
+            used_blocks=lambda: self._used_blocks,
         )
         self._detached: list[str] = []
         self._stretch: DecodeStretch | None = None
@@ -196,13 +197,12 @@ class Scheduler:
     def run_on(self, world: VirtualWorld, until_s: float) -> StretchTokens | None:
         """Goes on with a stretch of decode as turns of the loop would, up to the last step that ends before `until_s`
         (stretch_run.py). Returns what was sampled: it is told to nobody else. None: nothing happened.
-
         No event may come before `until_s`.
         """
         stretch, policy = self._stretch, self._goes_on
         if stretch is None or stretch.landed_s is not None or policy is None:
             return None
-        run = self._runner.run(stretch, policy, world, until_s, self._used_blocks)
+        run = self._runner.run(stretch, policy, world, until_s)
         if run is None:
             return None
         self._steps_total += len(run.tokens.times_s)

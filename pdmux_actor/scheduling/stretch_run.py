@@ -4,16 +4,17 @@ A turn hands tokens over, looks for events and fills lanes. In a stretch (decode
 event for as long as the world says; then a step is a few sums: how long it takes, what that teaches, how the policy
 goes on.
 Tokens, counts and rows are brought up to date once, at the end. Whatever would not be as plain as that ends the run
-before it happens: a sequence that may end or have a gap that is too long, a new row of KV, a transfer of quota. What
-is decided, learned and logged is what turns of the loop would have.
+before it happens: a sequence that may end or have a gap that is too long, rows of KV that run out, a transfer of quota.
+What is decided, learned and logged is what turns of the loop would have.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 import msgspec
 
 from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.batching import grow_together
 from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.decode_stretch import DecodeStretch
@@ -86,6 +87,7 @@ class StretchRunner:
         lanes: LanesInFlight,
         sharing: BlockSharing,
         log: DecisionLog,
+        used_blocks: Callable[[], int],
     ) -> None:
         self._device = device
         self._settings = settings
@@ -93,9 +95,10 @@ class StretchRunner:
         self._lanes = lanes
         self._sharing = sharing
         self._log = log
+        self._used_blocks = used_blocks
 
     def run(
-        self, stretch: DecodeStretch, policy: StretchPolicy, world: VirtualWorld, until_s: float, used_blocks: int
+        self, stretch: DecodeStretch, policy: StretchPolicy, world: VirtualWorld, until_s: float
     ) -> StretchRun | None:
         """Goes on with a stretch whose launch is in flight for as long as steps end before `until_s`. None: not one
         did, or they are not plain.
@@ -108,7 +111,7 @@ class StretchRunner:
         assert isinstance(launch, DecodeStep | MixedStep)
         if not _is_plain(queue, launch, world):
             return None
-        limits = _Limits.of(queue, most_ahead=self._settings.max_look_ahead_steps - 1)
+        limits, rows, used_blocks = _Limits.of(queue), _RowsLeft(queue), self._used_blocks()
         ids, times_s, counts = queue.running_ids, list[float](), list[int]()
         pending: Decode | Mixed | None = None
         while (
@@ -120,11 +123,18 @@ class StretchRunner:
             times_s.append(end_s)
             counts.append(_steps(launch))
             limits.note(_steps(launch), end_s)
+            rows.tokens -= _steps(launch)
             action = self._land(stretch, policy, flight, launch, end_s)
-            if action.sms != flight.sms or not _is_like(launch, action):
+            following = _following(launch, action, queue) if action.sms == flight.sms else None
+            if following is None:
                 pending = action
                 break
-            launch = _following(launch, action, queue)
+            if rows.tokens < _steps(following) - 1:
+                if not grow_together(queue, _steps(following)):
+                    pending = action
+                    break
+                rows, used_blocks = _RowsLeft(queue), self._used_blocks()
+            launch = following
             stretch.action, stretch.landed_s = action, None
             self._take_off(queue, flight, launch, used_blocks, end_s)
             end_s = world.follow(launch, queue.context_tokens, end_s)
@@ -175,37 +185,37 @@ class StretchRunner:
 
 
 class _Limits(msgspec.Struct, gc=False):
-    """What the running sequences bear before one of them is not plain any more: so many tokens until one may end, and
-    until one needs a row of KV; gaps of `tbt_s`, the first of them since `last_s`. Launches are of up to `most_ahead`
-    steps more than one.
+    """What the running sequences bear before one of them is not plain any more: so many tokens until one may end, gaps
+    of `tbt_s`, the first of them since `last_s`.
     """
 
-    most_ahead: int
     tokens_left: int
-    rows_left: int
     tbt_s: float
     last_s: float
 
     @classmethod
-    def of(cls, queue: ModelQueue, *, most_ahead: int) -> "_Limits":
-        max_len, per_row, known = queue.max_len, queue.info.geometry.tokens_per_row, queue.context_tokens
+    def of(cls, queue: ModelQueue) -> "_Limits":
+        max_len, known = queue.max_len, queue.context_tokens
         return cls(
-            most_ahead,
             min([min(s.most_tokens, max_len) - n for s, n in zip(queue.running, known, strict=True)]),
-            min([len(s.rows) * per_row - n for s, n in zip(queue.running, known, strict=True)]),
             min([s.tbt_s for s in queue.running]),
             min([s.last_token_s or 0.0 for s in queue.running]),
         )
 
     def bear(self, steps: int, end_s: float) -> bool:
-        return (
-            steps < self.tokens_left and steps + self.most_ahead <= self.rows_left and end_s - self.last_s <= self.tbt_s
-        )
+        return steps < self.tokens_left and end_s - self.last_s <= self.tbt_s
 
     def note(self, steps: int, end_s: float) -> None:
         self.tokens_left -= steps
-        self.rows_left -= steps
         self.last_s = end_s
+
+
+class _RowsLeft:
+    """Counts `tokens` until the first running sequence has filled its rows of KV."""
+
+    def __init__(self, queue: ModelQueue) -> None:
+        per_row = queue.info.geometry.tokens_per_row
+        self.tokens = min([len(s.rows) * per_row - n for s, n in zip(queue.running, queue.context_tokens, strict=True)])
 
 
 def _bring_up_to_date(queue: ModelQueue, world: VirtualWorld, num_tokens: int, last_s: float) -> None:
@@ -222,10 +232,15 @@ def _steps(launch: DecodeStep | MixedStep) -> int:
     return launch.steps if isinstance(launch, DecodeStep) else 1
 
 
-def _following(launch: DecodeStep | MixedStep, action: Decode | Mixed, queue: ModelQueue) -> DecodeStep | MixedStep:
-    """Returns the launch that a like action makes."""
-    if not isinstance(launch, DecodeStep) or not isinstance(action, Decode):
-        return launch
+def _following(
+    launch: DecodeStep | MixedStep, action: Decode | Mixed, queue: ModelQueue
+) -> DecodeStep | MixedStep | None:
+    """Returns the launch that the action makes; None: it is of another kind."""
+    if isinstance(launch, MixedStep):
+        is_like = isinstance(action, Mixed) and action.nano_batches == launch.nano_batches and not launch.chunks
+        return launch if is_like else None
+    if not isinstance(action, Decode):
+        return None
     steps = 1 if action.steps == 1 else min(action.steps, queue.look_ahead_room())
     if steps == launch.steps:
         return launch
@@ -241,10 +256,3 @@ def _is_plain(queue: ModelQueue, launch: DecodeStep | MixedStep, world: VirtualW
         s.is_plain and s.last_token_s is not None and s.pending_finish is None and not s.stop_token_ids
         for s in launch.sequences
     )
-
-
-def _is_like(launch: DecodeStep | MixedStep, action: Decode | Mixed) -> bool:
-    """Says whether the action is another such launch."""
-    if isinstance(launch, DecodeStep):
-        return isinstance(action, Decode)
-    return isinstance(action, Mixed) and action.nano_batches == launch.nano_batches and not launch.chunks
