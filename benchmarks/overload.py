@@ -3,7 +3,7 @@
     python benchmarks/overload.py [--quick] [--json FILE] [--plot FILE]
     python benchmarks/overload.py --workload chat --policy mux --load 1 2 3 --seconds 60
     python benchmarks/overload.py --workload mixed --policy mux prefill_first --through gateway
-    python benchmarks/overload.py --real [--quick] [--json FILE]
+    python benchmarks/overload.py --real [--steps benchmarks/results/step_times.json] [--quick] [--json FILE]
 
 One unit in virtual time: the product's scheduler and policies, Llama 3.1 8B on an H200 by the roofline, 256 sequences.
 `load` 1 is the workload's capacity: what `prefill_first` finishes per second when more waits than it can take, whatever
@@ -22,7 +22,8 @@ Workloads (traces of ../shared/traces):
   agents            Mooncake's mix of agents with shared prefixes (up to 32k tokens), TTFT 2 s, TBT 50 ms
 
 `--real` runs the real engine on this machine's cores with a small model, as policies.py does. A gap has five solo
-decode steps of eight sequences then, and `mixed` has 5 % prompts of 1,500 to 3,000 tokens.
+decode steps of eight sequences then, and `mixed` has 5 % prompts of 1,500 to 3,000 tokens. Decode is what is short
+there, which it is not on the H200. With `--steps` the same in virtual time.
 
 The last column is the goodput as a share of the best that the policy has at any load of the run.
 """
@@ -192,14 +193,21 @@ def virtual_rows(args: argparse.Namespace) -> Report:
 def real_rows(args: argparse.Namespace) -> Report:
     from engines.engine_environment import in_engine_environment
     from engines.llama_checkpoint import DEFAULT_CACHE  # these need torch, which virtual time does without
-    from search.overload_real import REAL_WORKLOADS, measured_real_bench
+    from search.overload_real import REAL_WORKLOADS, TBT_STEPS, measured_real_bench
 
     in_engine_environment()
     names = args.workload or (("chat",) if args.quick else list(REAL_WORKLOADS))
     if unknown := [name for name in names if name not in REAL_WORKLOADS]:
         raise SystemExit(f"--real has no workload {unknown[0]}: use {', '.join(REAL_WORKLOADS)}")
     seconds = args.seconds or (8.0 if args.quick else 15.0)
-    bench = measured_real_bench(names, cache=args.cache or DEFAULT_CACHE, seconds=seconds, seed=args.seed)
+    bench = measured_real_bench(
+        names,
+        cache=args.cache or DEFAULT_CACHE,
+        seconds=seconds,
+        seed=args.seed,
+        tbt_steps=args.tbt_steps or TBT_STEPS,
+        steps_file=args.steps,
+    )
     capacities = {name: args.capacity or bench.capacity_per_s(name) for name in names}
     points = [
         (name, policy, load)
@@ -231,15 +239,20 @@ def main() -> None:
     parser.add_argument("--capacity", type=float, metavar="PER_S", help="requests per second, instead of measuring it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--traces", type=Path, default=TRACES, metavar="FOLDER")
+    parser.add_argument("--steps", type=Path, metavar="FILE", help="with --real: virtual time from these step times")
+    parser.add_argument("--tbt-steps", type=float, metavar="X", help="of --real: solo steps in a gap; default 5")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="of --real: keeps the checkpoint")
     args = parser.parse_args()
-    if min(args.load or LOADS) <= 0 or (args.seconds or 1) <= 0 or (args.capacity or 1) <= 0:
-        parser.error("--load, --seconds and --capacity take numbers above 0")
+    if min(args.load or LOADS) <= 0 or (args.seconds or 1) <= 0 or min(args.capacity or 1, args.tbt_steps or 1) <= 0:
+        parser.error("--load, --seconds, --capacity and --tbt-steps take numbers above 0")
+    if (args.steps or args.tbt_steps) and not args.real:
+        parser.error("--steps and --tbt-steps are for --real: virtual time without it has its own device and targets")
     if args.real and GATEWAY in args.through:
         parser.error("--through gateway is for virtual time: leave out --real")
     found, machine, setting = real_rows(args) if args.real else virtual_rows(args)
     rows = with_kept_shares(found)
-    print_table(rows, COLUMNS, title=f"goodput past capacity, {'real engine' if args.real else 'virtual time'}")
+    time = "real engine" if args.real and not args.steps else "virtual time"
+    print_table(rows, COLUMNS, title=f"goodput past capacity, {time}")
     write_report(args.json, machine, rows, **setting)
     if args.plot:
         draw_picture(args.plot, rows, draw_overload)

@@ -68,7 +68,9 @@ class VirtualSession:
         def take(events: Sequence[TokenEvent]) -> None:
             for event in events:
                 assert event.error is None, event.error
-                times[event.request_id].token_times_s += [self._clock.now()] * len(event.tokens)
+                record = times[event.request_id]
+                record.token_times_s += [self._clock.now()] * len(event.tokens)
+                record.finish = event.finish
                 if event.finish is not None:
                     unanswered.discard(event.request_id)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from engines.engine_session import EngineSession, RunOutcome
 from engines.llama_checkpoint import llama_checkpoint
 from engines.machine import Machine, Session, measured_machine
 from load.overload_figures import shares_of
@@ -25,7 +26,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 MODEL = "llama"
 REAL_WORKLOADS: Mapping[str, str] = {"chat": "sharegpt", "mixed": "sharegpt", "agents": "tool_agent"}
 _LAYERS = 16
-_TBT_STEPS = 5.0  # solo decode steps; at twice one step no policy has whole requests in time past capacity
+TBT_STEPS = 5.0  # solo decode steps; at twice one step no policy has whole requests in time past capacity
 _TTFT_GAPS: Mapping[str, float] = {"chat": 20.0, "mixed": 20.0, "agents": 40.0}
 _LONG_SHARE, _LONG_TOKENS, _LONG_TTFT_GAPS = 0.05, (1500, 3000), 200.0
 _WARM_SHARE = 0.25
@@ -50,7 +51,7 @@ class RealBench:
         session = self._session(name, _REFERENCE)
         try:
             requests = self._requests(name, _FLOOD * bearable_per_s, _FLOOD_S)
-            times = session.run(requests, tail_s=0.0).requests
+            times = _run(session, requests, tail_s=0.0).requests
         finally:
             session.close()
         ends_s = sorted(t.token_times_s[-1] for t in times if t.finish is FinishReason.LENGTH)
@@ -63,7 +64,7 @@ class RealBench:
         try:
             session.run(self._requests(name, rate_per_s / load / 2, self.seconds / 4, salt=1))  # to know its steps
             timed = self._requests(name, rate_per_s, self.seconds, salt=2)
-            outcome = session.run(timed, tail_s=self._slo(name).ttft_s)
+            outcome = _run(session, timed, tail_s=self._slo(name).ttft_s)
         finally:
             session.close()
         started_s = min((t.due_s for t in outcome.requests), default=0.0)
@@ -107,16 +108,30 @@ class RealBench:
         return Slo(ttft_s=_TTFT_GAPS[name] * tbt_s, tbt_s=tbt_s)
 
 
-def measured_real_bench(names: Sequence[str], *, cache: Path, seconds: float, seed: int) -> RealBench:
+def measured_real_bench(
+    names: Sequence[str],
+    *,
+    cache: Path,
+    seconds: float,
+    seed: int,
+    tbt_steps: float = TBT_STEPS,
+    steps_file: Path | None = None,
+) -> RealBench:
+    """A gap has `tbt_steps` solo decode steps. With `steps_file` in virtual time: launches take what it says."""
     checkpoint = llama_checkpoint(cache, num_layers=_LAYERS)
-    with measured_machine(checkpoint) as machine:
+    with measured_machine(checkpoint, virtual=steps_file is not None, steps_file=steps_file) as machine:
         per_token_s = machine.prefill_s_per_token
         targets = {
-            name: target_of(machine, WORKLOADS[REAL_WORKLOADS[name]], "overload", _TBT_STEPS, per_token_s)
+            name: target_of(machine, WORKLOADS[REAL_WORKLOADS[name]], "overload", tbt_steps, per_token_s)
             for name in names
         }
     machine = replace(machine, threads=None)  # those are closed, and one engine is there at a time
     return RealBench(checkpoint=checkpoint, machine=machine, targets=targets, seconds=seconds, seed=seed)
+
+
+def _run(session: Session, requests: Sequence[TimedRequest], *, tail_s: float) -> RunOutcome:
+    """In virtual time until all is answered."""
+    return session.run(requests, tail_s=tail_s) if isinstance(session, EngineSession) else session.run(requests)
 
 
 def _with_long_prompts(requests: Sequence[TimedRequest], seed: int) -> Iterator[TimedRequest]:
