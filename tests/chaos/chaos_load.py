@@ -163,7 +163,7 @@ async def _ask(
         async with http.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
                 answered.ends[f"status {response.status_code}"] += 1
-                await response.aread()
+                answered.text = (await response.aread()).decode()
             else:
                 await _read(response, answered, began_s)
     except httpx.ConnectError as error:
