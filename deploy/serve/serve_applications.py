@@ -1,12 +1,13 @@
 """The Serve applications. The `import_path`s of a rendered config name `muxfleet.serve_applications`."""
 
 import msgspec
-from ray import serve
+from ray import cloudpickle, serve
 from ray._raylet import (  # type: ignore[attr-defined]  # Ray's compiled module has no types
     AuthenticationMode,
     get_authentication_mode,
 )
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from deploy.environment import allows_open_ray, otlp_endpoint
 from deploy.errors import OpenCluster
@@ -35,19 +36,21 @@ def units_application(shape: UnitShape, *, unit: type[object]) -> Application:
     """Binds the units of one pool. Raises OpenCluster."""
     _check_token()
     settings = msgspec.to_builtins(actor_settings(shape))
-    return serve.deployment(name=UNIT_DEPLOYMENT)(unit).bind(settings)
+    return serve.deployment(name=UNIT_DEPLOYMENT, request_router_config=_router_by_name())(unit).bind(settings)
 
 
 def control_application(*, controller: type[object]) -> Application:
     """Raises OpenCluster."""
     _check_token()
-    return serve.deployment(name=CONTROLLER_DEPLOYMENT)(controller).bind(start_log=log_from_replica)
+    return serve.deployment(name=CONTROLLER_DEPLOYMENT, request_router_config=_router_by_name())(controller).bind(
+        start_log=log_from_replica
+    )
 
 
 def gateway_application(args: GatewayArgs, *, gateway: type[object]) -> Application:
     """Raises OpenCluster."""
     _check_token()
-    return serve.deployment(name=GATEWAY_DEPLOYMENT)(gateway).bind(
+    return serve.deployment(name=GATEWAY_DEPLOYMENT, request_router_config=_router_by_name())(gateway).bind(
         controller_deployment=CONTROLLER_DEPLOYMENT,
         controller_app=CONTROL_APP,
         limits=gateway_limits(args),
@@ -59,6 +62,17 @@ def gateway_application(args: GatewayArgs, *, gateway: type[object]) -> Applicat
         batches=batches_here(args),
         has_console=args.console,
     )
+
+
+def _router_by_name() -> RequestRouterConfig:
+    """Serve's own router; Serve would send all its code, 107 kB. What is as large as that stays in the object store of
+    the node that an application was built on (of units: one of their pool, if it has labels), and Ray's autoscaler
+    takes a node that holds an object for one that is used.
+    """
+    config = RequestRouterConfig()
+    by_name: bytes = cloudpickle.dumps(config.get_request_router_class())  # type: ignore[no-untyped-call]  # Ray's
+    config.set_serialized_request_router_cls(by_name)
+    return config
 
 
 def _check_token() -> None:
@@ -123,7 +137,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
 
 def _cpu_kv_bytes(shape: UnitShape) -> int | None:
     """None: the plan sizes the pool of a GPU."""
-    return CPU_KV_BYTES if shape.device != "cuda" and shape.gpu_type is None else None
+    return int(CPU_KV_BYTES) if shape.device != "cuda" and shape.gpu_type is None else None
 
 
 def _engine_kind(shape: UnitShape) -> str:
