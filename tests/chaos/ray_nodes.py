@@ -1,5 +1,6 @@
 """A Ray cluster of several raylets on this machine, each of which can be lost as a node is."""
 
+import json
 import os
 import socket
 import subprocess
@@ -117,10 +118,12 @@ class RayNodes:
         head_cpus: int = 16,
         redis: str | None = None,
         haproxy: bool = False,
+        autoscaling: Mapping[str, Any] | None = None,
+        variables_of_head: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`drain_s`: how long Ray drains a node that is terminated. `redis`: the address of the head's store, which a
         next head finds again; its workers then wait for that as long as KubeRay tells them to. `haproxy`: each node's
-        proxy is one, as in the chart's pods.
+        proxy is one, as in the chart's pods. `autoscaling`: the configuration of Ray's autoscaler.
         """
         gcs, self._dashboard, agent, self._metrics, client, self._worker_proxies = (ports + i for i in range(6))
         self._folder, self._gcs = folder, gcs
@@ -156,6 +159,11 @@ class RayNodes:
             f"--num-cpus={head_cpus}",
             "--labels=place=stays" if head_cpus else "--labels=place=head",
         ]
+        if autoscaling is not None:
+            config = folder / "autoscaling.json"
+            config.write_text(json.dumps(autoscaling))
+            self._head_arguments.append(f"--autoscaling-config={config}")
+        self._of_head = self._of_head | variables_of_head
         self._heads = 0
         self._nodes: list[RayNode] = []
         self.head = self.start_head()
