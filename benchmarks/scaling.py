@@ -10,7 +10,8 @@ sine, which is more than a fleet knows; of `servegen` the one before in its wind
 `--trace` takes a file of requests, as that of the Azure 2024 week, in the place of `week`.
 All requests have 4000 and 4 tokens. Rivals replace the planner's answer; moves, victims, looks (every 5 s), cooldown
 (60 s, the oracle's 15 s) and bounds are the product's. Plans are memory_greedy's, so that a run takes minutes. Most
-have two settings: at equal attainment the cheaper counts.
+have two settings, and some as many nodes in reserve as ours or a shorter cooldown: at equal attainment the cheaper
+counts. Which requests are late in a crowd is much by chance: `--draws N` is the mean of so many draws of each load.
 """
 
 import json
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,7 +29,7 @@ from planning.scaling_rivals import RIVALS, Known
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
-from deploy.control.planner import PlannerInPlace
+from deploy.control.planner import Planner, PlannerInPlace
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.control import LoadTimes, MakePlanner
 from deploy.simulation.deployments import Deployment, deploy_fleet
@@ -36,6 +38,8 @@ from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.runs import RunOptions, request_attainment_of, run_fleet
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.units import SimulatedUnit
+from placement.estimation.problem_arrays import Estimator
+from placement.problem import Solver
 from router.limits import GatewayLimits
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -53,17 +57,44 @@ pools:
 placement: {solver: memory_greedy, replan_every_s: 5}
 """
 SCALING = ", scaling: {cooldown_s: COOLDOWN, provision_s: 20 FORECAST}"
-MOST, COOLDOWN_S = 6, 60.0
-FORECAST = "ours, forecast"
-OURS = {"ours": 1, "ours, 2 nodes at least": 2, FORECAST: 1}
-"""Nodes at least."""
-SCALERS = [*OURS, *RIVALS, *(f"fixed {n}" for n in range(1, MOST + 1))]
+MOST, COOLDOWN_S, SHORT_S, ORACLES_S = 6, 60.0, 30.0, 15.0
+BETWEEN_SEEDS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaler:
+    """`rival`: whose rule says how many nodes there shall be; ours where it is None."""
+
+    least: int = 1
+    most: int = MOST
+    cooldown_s: float = COOLDOWN_S
+    has_forecast: bool = False
+    rival: str | None = None
+
+
+_RESERVE, _SHORT = "2 nodes at least", f"{SHORT_S:g} s"
+FIXED = {f"fixed {n}": Scaler(least=n, most=n) for n in range(1, MOST + 1)}
+SCALERS: Mapping[str, Scaler] = {
+    "ours": Scaler(),
+    f"ours, {_RESERVE}": Scaler(least=2),
+    f"ours, {_SHORT}": Scaler(cooldown_s=SHORT_S),
+    "ours, forecast": Scaler(has_forecast=True),
+    f"ours, forecast, {_SHORT}": Scaler(has_forecast=True, cooldown_s=SHORT_S),
+    **{name: Scaler(rival=name, cooldown_s=ORACLES_S if name == "oracle" else COOLDOWN_S) for name in RIVALS},
+    **{f"{name}, {_RESERVE}": Scaler(rival=name, least=2) for name in RIVALS if "HPA" not in name and name != "oracle"},
+    **{
+        f"Serve on requests, {n}, {_SHORT}": Scaler(rival=f"Serve on requests, {n}", cooldown_s=SHORT_S) for n in (1, 2)
+    },
+    f"oracle, {_RESERVE}": Scaler(rival="oracle", least=2, cooldown_s=ORACLES_S),
+    f"oracle, {COOLDOWN_S:g} s": Scaler(rival="oracle"),
+    **FIXED,
+}
 COLUMNS: Mapping[str, str] = {
     "load": "{load}",
     "scaler": "{scaler}",
     "GPU hours": "{gpu_hours:.2f}",
     "requests in time": "{in_time:.2%}",
-    "lost": "{lost}",
+    "lost": "{lost:.0f}",
     "nodes at most": "{most}",
     "nodes that came or went per hour": "{changes_per_hour:.0f}",
     "moves per hour": "{moves_per_hour:.0f}",
@@ -75,39 +106,51 @@ class Case:
     load: str
     scaler: str
     trace: Path | None
+    draws: int
 
-    def stream(self) -> RequestStream:
+    def stream(self, draw: int) -> RequestStream:
         if self.load == "week" and self.trace is not None:
             return stream_of(self.load, squeezed(self.trace, WEEK_S))
-        return stream_of(self.load, LOADS[self.load].arrivals())
+        load = LOADS[self.load]
+        return stream_of(self.load, load.arrivals(load.seed + draw * BETWEEN_SEEDS))
 
     def row(self) -> dict[str, Any]:
-        stream = self.stream()
-        known = Known(stream)
-        if self.scaler.startswith("fixed"):
-            nodes = int(self.scaler.split()[1])
-            return row_of(stream, self.scaler, fleet_of(nodes, nodes), known, PlannerInPlace)
-        cooldown_s = 15.0 if self.scaler == "oracle" else COOLDOWN_S
-        if self.scaler in OURS:
-            with TemporaryDirectory() as folder:
-                forecast = LOADS[self.load].forecast(self.load, Path(folder)) if self.scaler == FORECAST else None
-                fleet = fleet_of(OURS[self.scaler], MOST, forecast=forecast)
-                return row_of(stream, self.scaler, fleet, known, PlannerInPlace)
-        fleet = fleet_of(1, MOST, cooldown_s=cooldown_s)
-        make = RIVALS[self.scaler]
-        return row_of(stream, self.scaler, fleet, known, lambda solver, estimator: make(solver, estimator, known))
+        """The mean of all draws; of nodes at most, and of attainment at least, the worst of them."""
+        rows = [self.drawn(self.stream(draw)) for draw in range(self.draws)]
+        means = {key: fmean(row[key] for row in rows) for key in rows[0]}
+        least = min(row["in_time"] for row in rows)
+        return {
+            "load": self.load,
+            "scaler": self.scaler,
+            **means,
+            "most": max(row["most"] for row in rows),
+            "least_in_time": least,
+            "draws": self.draws,
+        }
+
+    def drawn(self, stream: RequestStream) -> dict[str, float]:
+        scaler, known = SCALERS[self.scaler], Known(stream)
+
+        def planner(solver: Solver, estimator: Estimator) -> Planner:
+            if scaler.rival is None:
+                return PlannerInPlace(solver, estimator)
+            return RIVALS[scaler.rival](solver, estimator, known)
+
+        with TemporaryDirectory() as folder:
+            forecast = LOADS[self.load].forecast(self.load, Path(folder)) if scaler.has_forecast else None
+            return outcome_of(stream, fleet_of(scaler, forecast), known, planner)
 
 
-def fleet_of(least: int, most: int, *, cooldown_s: float = COOLDOWN_S, forecast: str | None = None) -> FleetFile:
-    scaling = SCALING.replace("COOLDOWN", f"{cooldown_s:g}")
+def fleet_of(scaler: Scaler, forecast: str | None = None) -> FleetFile:
+    scaling = SCALING.replace("COOLDOWN", f"{scaler.cooldown_s:g}")
     scaling = scaling.replace(" FORECAST", "" if forecast is None else f", forecast: {forecast}")
-    text = FLEET.replace("LEAST", str(least)).replace("MOST", str(most))
+    text = FLEET.replace("LEAST", str(scaler.least)).replace("MOST", str(scaler.most))
     return parse_fleet_file(
-        text.replace("SCALING", "" if least == most else scaling), name="breathing.yaml", base=EXAMPLES
+        text.replace("SCALING", "" if scaler.least == scaler.most else scaling), name="breathing.yaml", base=EXAMPLES
     )
 
 
-def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, make: MakePlanner) -> dict[str, Any]:
+def outcome_of(stream: RequestStream, fleet: FleetFile, known: Known, make: MakePlanner) -> dict[str, float]:
     deployed = deploy_fleet(fleet, Deployment(name="mux", policy="mux"), loads=LoadTimes(), make_planner=make)
 
     def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
@@ -119,8 +162,6 @@ def row_of(stream: RequestStream, name: str, fleet: FleetFile, known: Known, mak
     use, total = outcome.node_use, outcome.total()
     hours = outcome.ended_s / 3600
     return {
-        "load": stream.name,
-        "scaler": name,
         "gpu_hours": len(known.units) * hours if use is None else use.gpu_hours,
         "in_time": request_attainment_of(outcome),
         "lost": total.requests - total.finished,
@@ -137,10 +178,11 @@ def cases(args: Namespace) -> Iterator[Case]:
         if needed is not None and not needed.exists() and not (load == "week" and args.trace):
             print(f"{load}: there is no {needed}; left out")
             continue
-        fixed = [f"fixed {n}" for n in range(2 if args.quick else 1, MOST + 1, 2 if args.quick else 1)]
-        ours = [name for name in OURS if name != FORECAST or LOADS[load].season_s is not None]
-        named = [*ours, *RIVALS, *fixed]
-        yield from (Case(load, scaler, args.trace) for scaler in args.scaler or named if scaler in named)
+        left_out = {name for name, scaler in SCALERS.items() if scaler.has_forecast and LOADS[load].season_s is None}
+        if args.quick:
+            left_out |= {name for name, scaler in FIXED.items() if scaler.least % 2}
+        asked = [name for name in args.scaler or SCALERS if name not in left_out]
+        yield from (Case(load, scaler, args.trace, args.draws) for scaler in asked)
 
 
 def run(args: Namespace) -> None:
@@ -160,8 +202,11 @@ def run(args: Namespace) -> None:
 if __name__ == "__main__":
     parser = make_parser(__doc__, quick="the flash crowd alone, fewer fixed sizes")
     parser.add_argument("--load", action="append", choices=list(LOADS), help="may be given several times")
-    parser.add_argument("--scaler", action="append", choices=SCALERS, help="only its rows; may be given several times")
+    parser.add_argument(
+        "--scaler", action="append", choices=list(SCALERS), help="only its rows; may be given several times"
+    )
     parser.add_argument("--trace", type=Path, help="requests in the place of BurstGPT's week")
+    parser.add_argument("--draws", type=int, default=1, help="of each load, of which rows are the means")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, run what is missing")
     run(parser.parse_args())

@@ -40,7 +40,7 @@ def arrivals(intensity: Intensity, span_s: float, most_per_s: float, seed: int) 
     return [float(t) for t in times_s[kept] if t < span_s]
 
 
-def week() -> list[float]:
+def week(seed: int) -> list[float]:
     """A Poisson process that follows the five days that there are of BurstGPT's first week, by the hour, and two quiet
     ones; eight minutes for a day.
     """
@@ -50,7 +50,7 @@ def week() -> list[float]:
     np.add.at(hours, np.minimum(rows["t"].to_numpy() // 60, 7 * 24 - 1), rows["value"].to_numpy())
     rates_per_s = 0.3 + (HIGHEST_PER_S - 0.3) * np.minimum(1.0, hours / np.quantile(hours, 0.98))
     centres_s = (np.arange(7 * 24) + 0.5) * WEEK_S / (7 * 24)
-    return arrivals(lambda t: float(np.interp(t, centres_s, rates_per_s)), WEEK_S, HIGHEST_PER_S, 5)
+    return arrivals(lambda t: float(np.interp(t, centres_s, rates_per_s)), WEEK_S, HIGHEST_PER_S, seed)
 
 
 def servegen(day: int, seed: int, models: str = "m-") -> list[float]:
@@ -91,11 +91,12 @@ def stream_of(name: str, times_s: Sequence[float]) -> RequestStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`needs`: a file. `season_s`: after so long it repeats, and `before` makes the arrivals of the season before it;
-    without that, what a season is like is learned as it goes.
+    """`arrivals` are another draw for another seed. `needs`: a file. `season_s`: after so long it repeats, and `before`
+    makes the arrivals of the season before it; without that, what a season is like is learned as it goes.
     """
 
-    arrivals: Callable[[], list[float]]
+    arrivals: Callable[[int], list[float]]
+    seed: int
     needs: Path | None = None
     season_s: float | None = None
     before: Callable[[], list[float]] | None = None
@@ -113,23 +114,26 @@ class Load:
 
 
 LOADS: Mapping[str, Load] = {
-    "crowd": Load(arrivals=lambda: arrivals(crowd_per_s, 900, 3.75, 2)),
+    "crowd": Load(arrivals=lambda seed: arrivals(crowd_per_s, 900, 3.75, seed), seed=2),
     "day": Load(
-        arrivals=lambda: arrivals(day_per_s, DAY_S, 4.0, 1),
+        arrivals=lambda seed: arrivals(day_per_s, DAY_S, 4.0, seed),
+        seed=1,
         season_s=DAY_S,
         before=lambda: arrivals(day_per_s, DAY_S, 4.0, 11),
     ),
     "servegen": Load(
-        arrivals=lambda: servegen(_DAY, 3),
+        arrivals=lambda seed: servegen(_DAY, seed),
+        seed=3,
         needs=SERVEGEN,
         season_s=SERVEGEN_S,
         before=lambda: servegen(_DAY - 1, 13),
     ),
     "servegen-small": Load(
-        arrivals=lambda: servegen(_DAY, 3, "m-small"),
+        arrivals=lambda seed: servegen(_DAY, seed, "m-small"),
+        seed=3,
         needs=SERVEGEN,
         season_s=SERVEGEN_S,
         before=lambda: servegen(_DAY - 1, 13, "m-small"),
     ),
-    "week": Load(arrivals=week, needs=WEEK, season_s=WEEK_S / 7),
+    "week": Load(arrivals=week, seed=5, needs=WEEK, season_s=WEEK_S / 7),
 }
