@@ -50,20 +50,23 @@ def compare(
         check_sources(chosen.fleet)
     options = _Options(quick=quick, seed=seed)
     systems = sum(len(c.systems) for experiment in experiments.values() for c in experiment.cases)
-    with ComparisonProgress(console, systems) as progress, Workers(jobs, progress.run) as workers:
-        running = {
-            path: [RunningCase(c, quick=quick, seed=seed, workers=workers) for c in experiment.cases]
-            for path, experiment in experiments.items()
-        }
-        figures = [
-            _figure(console, path, chosen, options, progress, running[path]) for path, chosen in experiments.items()
-        ]
-    found = {"command": given_command(context), **({"figures": figures} if every else figures[0])}
-    if json_file is not None:
-        write_json(json_file, found)
-    if writer is not None and report is not None:
-        writer(report, {"--report": found})
-        console.print(f"wrote {report}")
+    figures: list[dict[str, object]] = []
+    try:
+        with ComparisonProgress(console, systems) as progress, Workers(jobs, progress.run) as workers:
+            running = {
+                path: [RunningCase(c, quick=quick, seed=seed, workers=workers) for c in experiment.cases]
+                for path, experiment in experiments.items()
+            }
+            for path, figure in experiments.items():
+                figures.append(_figure(console, path, figure, options, progress, running[path]))
+    finally:  # all figures take an hour: a run that is cut off leaves those that it has
+        if figures:
+            found = {"command": given_command(context), **({"figures": figures} if every else figures[0])}
+            if json_file is not None:
+                write_json(json_file, found)
+            if writer is not None and report is not None:
+                writer(report, {"--report": found})
+                console.print(f"wrote {report}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_paper_experiments import SMALL, written
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from deploy.cli import build_app
 from deploy.errors import OptionNotUsable
 from deploy.reports.page import ReportSection, ReportTable, page_html
+from deploy.simulation.papers.measurement import CaseResult, RunningCase
 
 ROOT = Path(__file__).parents[2]
 FLEET = """
@@ -92,6 +94,28 @@ def test_compare__all_with_report__one_page_of_every_figure(tmp_path: Path) -> N
     again = tmp_path / "again.html"
     run("report", str(again), str(out))
     assert again.read_text() == text
+
+
+def test_compare__all_cut_off__page_and_figures_are_of_those_that_were_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, out, folder = tmp_path / "page.html", tmp_path / "out.json", tmp_path / "papers"
+    folder.mkdir()
+    for name in ("first", "second"):
+        written(folder, {**SMALL, "name": name}).rename(folder / f"{name}.yaml")
+    result = RunningCase.result
+    done = iter((result, None))
+
+    def cut_off_at_the_second(self: RunningCase, *args: Any) -> CaseResult:
+        if next(done) is None:
+            raise KeyboardInterrupt
+        return result(self, *args)
+
+    monkeypatch.setattr(RunningCase, "result", cut_off_at_the_second)
+    words = ["compare", str(folder), "--all", "--quick", "--report", str(page), "--json", str(out)]
+    assert CliRunner().invoke(build_app(), words).exit_code != 0
+    assert [figure["experiment"] for figure in json.loads(out.read_text())["figures"]] == ["first"]
+    assert page.read_text().count("<img ") == 1
 
 
 def test_report__of_a_measured_run__shows_models_and_total(tmp_path: Path) -> None:
