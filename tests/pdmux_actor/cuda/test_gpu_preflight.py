@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from gpu import collect_wheels, preflight
 
 ROOT = Path(__file__).parents[3]
-SEARCHED = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "pdmux_actor")
+SEARCHED = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "pdmux_actor", ROOT / "tests" / "pdmux_actor" / "gpu")
 SCRIPTS = [*(ROOT / "benchmarks" / "gpu").glob("*.py"), *(ROOT / "tests" / "pdmux_actor" / "gpu").glob("*.py")]
 
 

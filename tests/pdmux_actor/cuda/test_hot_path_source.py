@@ -18,7 +18,7 @@ COPYING = frozenset({"tensor", "as_tensor"})  # torch.tensor(..., device=...) wa
 # (file, function, call) -> why it may.
 PLACES: Mapping[tuple[str, str, str], str] = {
     ("cuda_runner.py", "capture", "synchronize"): "before a capture, once per shape",
-    ("cuda_runner.py", "<lambda>", "tolist"): "pinned memory, filled when the launch is over",
+    ("cuda_runner.py", "_read_plain", "tolist"): "pinned memory, filled when the launch is over",
     ("decode_graphs.py", "__call__", "synchronize"): "a capture, once per shape",
     ("device_attention.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
