@@ -76,8 +76,8 @@ async def test_unit__torch_cpu__model_that_slept_says_the_same_and_no_block_is_l
     await until(lambda: phases(unit) == {a.model: "asleep", b.model: "ready"})
     unit.apply_lease(make_lease(5, b))
     await until(lambda: phases(unit) == {b.model: "ready"})
-    load = unit.report().load
-    assert sum(m.used_blocks for m in load.models) == 0
+    await until(lambda: {m.model for m in unit.report().load.models} == {b.model})
+    assert sum(m.used_blocks for m in unit.report().load.models) == 0
 
 
 async def test_unit__torch_cpu__outputs_follow_forms_and_end_at_tokens(
