@@ -22,6 +22,7 @@ from pdmux_actor.scheduling.queues import ModelQueue
 _MEMORY_WAYS = 32
 _MEMORY_GAPS = 2048
 _LATE_SHARE = 0.005
+_LEAST_ROOM = 8  # a step of so many takes hardly longer than of one: where that is late, it is for another reason
 # What is learned of steps is a factor by the octave of their batch. Beyond an eighth more than now a step is taken to
 # be as much longer as its batch, which is never too short; the next decision knows better.
 _TRUSTED_GROWTH = 8
@@ -54,7 +55,7 @@ class DecodeRoom:
             late.look(queue)
             if queue.waiting and (queue.model in before or late.share > _LATE_SHARE):
                 most = min(queue.num_resident + len(queue.waiting), state.settings.max_running_sequences)
-                bounds[queue.model] = self._best(state, queue, decoding, most)
+                bounds[queue.model] = max(_LEAST_ROOM, self._best(state, queue, decoding, most))
         return bounds
 
     def _best(self, state: UnitState, queue: ModelQueue, decoding: Sequence[ModelQueue], most: int) -> int:
@@ -121,7 +122,7 @@ def _resized(contexts: Sequence[int], batch: int) -> Sequence[int]:
     """Takes some of them, evenly, or adds what they are in the mean.
 
     >>> _resized([100, 200, 300], 2), _resized([100, 200, 300], 4)
-    ([100, 300], [100, 200, 300, 200])
+    ([100, 200], [100, 200, 300, 200])
     """
     if batch > len(contexts):
         mean = sum(contexts) // len(contexts)
