@@ -1,7 +1,7 @@
 """gpt-oss in the native decoder: sinks, windows by layer, experts in stacks and as they are published (MXFP4)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +126,6 @@ def test_gpt_oss__config_without_rotary_scaling__takes_transformers_default(rig:
     assert said(rig, (60,)) == [greedy(model, 60)]
 
 
-def test_gpt_oss__that_slept__says_the_same(rig: CpuRig, tmp_path: Path) -> None:
-    write_gpt_oss(tmp_path)
-    rig.load("m", tmp_path)
-    before = said(rig)
-
-    assert rig.executor.sleep_model("m", 1 << 30) > 0
-    rig.executor.detach_model("m")
-    rig.wake("m")
-
-    assert said(rig) == before
-
-
 def test_gpt_oss__in_bfloat16__says_the_same_in_any_batch(rig: CpuRig, tmp_path: Path) -> None:
     """As wide as compiled kernels want it, where there are any."""
     write_gpt_oss(tmp_path, head_dim=32)
@@ -220,8 +208,9 @@ def test_mxfp4__in_bfloat16__says_what_the_unpacked_experts_say(rig: CpuRig, tmp
     assert len(said(rig)) == len(LENGTHS)
 
 
-def test_mxfp4__that_slept__says_the_same(rig: CpuRig, tmp_path: Path) -> None:
-    write_mxfp4(tmp_path)
+@pytest.mark.parametrize("write", [write_gpt_oss, write_mxfp4])
+def test_gpt_oss__that_slept__says_the_same(write: Callable[[Path], object], rig: CpuRig, tmp_path: Path) -> None:
+    write(tmp_path)
     rig.load("m", tmp_path)
     before = said(rig)
 

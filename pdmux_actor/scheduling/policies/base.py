@@ -150,6 +150,11 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
         end = self.total_sms - self.prefill_lane.sms
         return [] if self.decode_lane.busy or end == 0 else [(0, end)]
 
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that wait, those that have been begun among them."""
+        return sum([len(queue.waiting) + len(queue.partial) for queue in self.queues.values()])
+
     def forget_heads(self) -> None:
         """Prompts that wait have been put into another order."""
         self._prefillable.clear()

@@ -47,7 +47,7 @@ def fused_steps(state: UnitState, model: str, now_s: float, bearable_s: float) -
         if least is None or step.shapes != least.shapes:
             yield step
         least = step
-    is_alone = _num_prompts(state) == 1
+    is_alone = state.num_prompts == 1
     if least is None or least.gap_s <= bearable_s:
         return
     most_cuts = _MOST_CUTS_ALONE if is_alone else _MOST_CUTS
@@ -92,10 +92,6 @@ class _StepSizes:
         room_s = bearable_s - self._waited_s - self._others_s - decode_s
         most = int(room_s / a_token_s) if a_token_s > 0 and room_s > 0 else 0
         return most and ceil(self.head_tokens / ceil(self.head_tokens / most))
-
-
-def _num_prompts(state: UnitState) -> int:
-    return sum([len(queue.waiting) + len(queue.partial) for queue in state.queues.values()])
 
 
 def _budgets(most_tokens: int, head_tokens: int) -> list[int]:

@@ -207,7 +207,7 @@ class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
             way=way,
             batch=batch,
             batches=DecodeBatches.of(decoding),
-            num_waiting=_num_waiting(state),
+            num_waiting=state.num_prompts,
             steps_s=_worst_steps_s(state.predictor, decoding, way.decode_sms, batch),
         )
 
@@ -215,7 +215,7 @@ class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
         return (
             self.batch is state.batch
             and self.batches.are_of(decoding)
-            and self.num_waiting == _num_waiting(state)
+            and self.num_waiting == state.num_prompts
             and is_near(_worst_steps_s(state.predictor, decoding, self.way.decode_sms, self.batch), self.steps_s)
         )
 
@@ -226,7 +226,3 @@ def _worst_steps_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], 
     for queue in decoding:
         total_s += predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).worst_s(sms, beside)
     return total_s
-
-
-def _num_waiting(state: UnitState) -> int:
-    return sum([len(queue.waiting) + len(queue.partial) for queue in state.queues.values()])
