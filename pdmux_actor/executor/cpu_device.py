@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import psutil
 import torch
 
-from pdmux_actor.models.compiled.int8_linear import Int8Kernels
+from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
 from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.quantised import projection_maker
@@ -63,13 +63,12 @@ def _compute_shares() -> Mapping[str, float]:
     """How fast products of bfloat16 with weights of few bits are, measured beside those with weights of bfloat16."""
     weight = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16)
     inputs = torch.rand(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16)
-    plain = projection_maker(None)(weight, None)
+    kernels = CompiledKernels.into(cached_folder())
+    plain = projection_maker(None, kernels)(weight, None)
     plain_s = _best_s(lambda: plain(inputs))
 
-    int8_kernels = Int8Kernels.compiled_into(cached_folder())
-
     def share_of(weights: str) -> float:
-        product = projection_maker(weights, int8_kernels)(weight, None)
+        product = projection_maker(weights, kernels)(weight, None)
         return plain_s / _best_s(lambda: product(inputs))
 
     return {weights: share_of(weights) for weights in _FORMATS}

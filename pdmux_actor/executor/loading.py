@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,6 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
-from pdmux_actor.models.compiled.compiled_linear import compiled_projection
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWeights, LayeredDecoder
@@ -137,19 +135,16 @@ def _decoder(
         reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
         raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
     bfloat16 = kernels.serving(info.spec)
-    make_projection = projection_maker(config.spec.weights, kernels.int8, kernels.bfloat16)
     if bfloat16 is not None:
         operators = CompiledOperators(bfloat16)
-        if bfloat16.multiply and not config.spec.weights:
-            make_projection = partial(compiled_projection, bfloat16)
     num_threads = min(_MOST_READING_THREADS, len(available_cores()))
     weights = load_weights(
         info.model,
         folder,
         config,
         device,
-        make_projection,
-        bfloat16,
+        projection_maker(config.spec.weights, kernels),
+        kernels,
         num_threads=num_threads,
         on_progress=on_progress,
         share=share,

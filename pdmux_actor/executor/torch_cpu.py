@@ -282,7 +282,7 @@ class TorchCpuExecutor:
         chosen: list[str] = []
         # A thread of its own: the number of threads torch uses is a property of the calling thread.
         thread = PinnedThread("measure-dtype", self._cores)
-        thread.submit(lambda: chosen.append(fastest_dtype(spec, self._kernels.bfloat16)))
+        thread.submit(lambda: chosen.append(fastest_dtype(spec, self._kernels)))
         thread.close()
         _LOG.info("dtype auto: %s is the fastest here", chosen[0])
         return chosen[0]

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
-from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.compiled.panel_linear import PanelLinear
 from pdmux_actor.models.fused_norm import fused_norm
 from pdmux_actor.models.half_rotation import rotate_faster
 from pdmux_actor.models.linear import Linear
@@ -17,8 +18,8 @@ from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 
 _MLP_TILE_TOKENS = 256  # its intermediate values then stay in a CPU's cache
 
-QuantisedLinear = Int8Linear | Int4Linear | CompiledInt8Linear
-Product = Linear | QuantisedLinear
+FixedLayoutLinear = Int8Linear | Int4Linear | CompiledInt8Linear | PanelLinear
+Product = Linear | FixedLayoutLinear
 
 
 class PackedLinear(nn.Module):
@@ -35,8 +36,8 @@ class PackedLinear(nn.Module):
 
     @property
     def held(self) -> Mapping[str, Tensor | Product | None]:
-        """Returns what it holds by the names of a torch.nn.Linear; a packed weight as the product that holds it, a
-        quantised one with its bias.
+        """Returns what it holds by the names of a torch.nn.Linear; a weight that is not plain as the product that holds
+        it, with its bias unless oneDNN packed it.
         """
         if not isinstance(self.linear, Linear):
             return {"weight": self.linear}
@@ -51,7 +52,7 @@ class PackedLinear(nn.Module):
         return product.view(*inputs.shape[:-1], product.shape[-1])
 
 
-def make_faster(model: Any, kernels: CpuKernels | None = None) -> None:  # noqa: ANN401 - transformers has no types
+def make_faster(model: Any, kernels: CompiledKernels = BY_TORCH) -> None:  # noqa: ANN401 - transformers has no types
     """Puts them in place, where a module is one of those that they stand for. On GPUs only norms. `kernels` run what
     they can.
     """
@@ -61,11 +62,11 @@ def make_faster(model: Any, kernels: CpuKernels | None = None) -> None:  # noqa:
         for name in list(owner._modules):
             child = owner._modules[name]
             if type(child) is nn.Linear and on_cpu:
-                setattr(owner, name, _packed(child, embedding))
-            elif type(child).__name__.endswith("RMSNorm") and (norm := fused_norm(child, kernels)) is not None:
+                setattr(owner, name, _packed(child, embedding, kernels))
+            elif type(child).__name__.endswith("RMSNorm") and (norm := fused_norm(child, kernels.bfloat16)) is not None:
                 setattr(owner, name, norm)
     if on_cpu:
-        rotate_faster(model, embedding.dtype, kernels)
+        rotate_faster(model, embedding.dtype, kernels.bfloat16)
     for module in model.modules() if on_cpu else ():
         parts = list(module.children())
         products = [part for part in parts if isinstance(part, PackedLinear)]
@@ -86,9 +87,11 @@ def _tiled(mlp: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
-def _packed(linear: nn.Linear, embedding: Tensor) -> PackedLinear:
+def _packed(linear: nn.Linear, embedding: Tensor, kernels: CompiledKernels) -> PackedLinear:
     """A head that is the embedding stays that."""
-    bias = None if linear.bias is None else linear.bias.data
+    weight, bias = linear.weight.data, None if linear.bias is None else linear.bias.data
     if linear.weight is embedding:
         return PackedLinear(Linear(embedding, bias, packed=False))
-    return PackedLinear(Linear(linear.weight.data, bias))
+    if kernels.panels is not None and kernels.panels.serve(weight):
+        return PackedLinear(PanelLinear.of(kernels.panels, weight, bias))
+    return PackedLinear(Linear(weight, bias))

@@ -4,8 +4,7 @@ import time
 
 import torch
 
-from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
-from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.linear import Linear, Projection
 from profiler.specs import ModelSpec
 
@@ -16,7 +15,7 @@ _TOKENS = (8, 256)  # a decode step and a prompt
 _BUDGET_S = 0.15  # per dtype and number of tokens
 
 
-def fastest_dtype(spec: ModelSpec, kernels: CpuKernels | None = None) -> str:
+def fastest_dtype(spec: ModelSpec, kernels: CompiledKernels = BY_TORCH) -> str:
     """`kernels` would multiply in bfloat16. Takes half a second, on the threads torch uses on the calling thread."""
     rows = min(2 * spec.intermediate_size, _MOST_ROWS)
     speedup = 1.0
@@ -24,7 +23,7 @@ def fastest_dtype(spec: ModelSpec, kernels: CpuKernels | None = None) -> str:
         weight = torch.rand(rows, spec.hidden_size)
         in_half = weight.to(CANDIDATES[1])
         single = Linear(weight)
-        half = CompiledLinear(kernels, in_half) if kernels is not None and kernels.multiply else Linear(in_half)
+        half = kernels.dense(in_half)
         for tokens in _TOKENS:
             inputs = torch.rand(tokens, spec.hidden_size)
             speedup *= _best_s(single, inputs) / _best_s(half, inputs.to(torch.bfloat16))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pdmux_actor.models.faster_modules import PackedLinear, Product, QuantisedLinear
+from pdmux_actor.models.faster_modules import FixedLayoutLinear, PackedLinear, Product
 from pdmux_actor.models.linear import Linear, Projection
 
 _ELSEWHERE = "model"
@@ -15,8 +15,8 @@ _ELSEWHERE = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleWeights:
-    """Parameters and buffers, and products whose weights are packed, which are laid out plainly one by one, or
-    quantised. `config` is transformers' configuration, from which the modules are made again.
+    """Parameters and buffers, and products: those whose weights oneDNN packs are laid out plainly one by one, others
+    stay as they lie. `config` is transformers' configuration, from which the modules are made again.
     """
 
     config: Any
@@ -31,9 +31,9 @@ class ModuleWeights:
         self, of_tensor: Callable[[Tensor], Tensor], of_projection: Callable[[Projection], Projection]
     ) -> "ModuleWeights":
         def of(held: Tensor | Product) -> Tensor | Product:
-            if isinstance(held, QuantisedLinear):
+            if isinstance(held, FixedLayoutLinear):
                 projection = of_projection(held)
-                assert isinstance(projection, QuantisedLinear), "a quantised product's copy is one"
+                assert isinstance(projection, FixedLayoutLinear), "its copy is one"
                 return projection
             return of_tensor(held.weight if isinstance(held, Linear) else held)
 
@@ -41,10 +41,10 @@ class ModuleWeights:
 
     def fill(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         """Puts the tensors into a model of the same configuration, which may be on the `meta` device."""
-        self._fill_quantised(layers)
+        self._fill_products(model, layers)
         for name, _, module, attribute in list(_places(model, layers)):
             tensor = self.tensors[name]
-            if isinstance(tensor, QuantisedLinear):
+            if isinstance(tensor, FixedLayoutLinear):
                 continue
             assert isinstance(tensor, torch.Tensor), "weights that slept are plain"
             if attribute in module._parameters:
@@ -52,13 +52,17 @@ class ModuleWeights:
             else:
                 module._buffers[attribute] = tensor
 
-    def _fill_quantised(self, layers: Sequence[nn.Module]) -> None:
-        for index, layer in enumerate(layers):
-            for path, module in list(layer.named_modules()):
+    def _fill_products(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
+        for owner_name, owner in _owners(model, layers):
+            for path, module in list(owner.named_modules()):
                 for child in list(module._modules):
-                    held = self.tensors.get(f"layer {index}:{path + '.' if path else ''}{child}.weight")
-                    if isinstance(held, QuantisedLinear):
+                    held = self.tensors.get(f"{owner_name}:{path + '.' if path else ''}{child}.weight")
+                    if isinstance(held, FixedLayoutLinear):
                         setattr(module, child, PackedLinear(held))
+
+
+def _owners(model: nn.Module, layers: Iterable[nn.Module]) -> list[tuple[str, nn.Module]]:
+    return [(_ELSEWHERE, model), *((f"layer {index}", layer) for index, layer in enumerate(layers))]
 
 
 def _places(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor | Product, nn.Module, str]]:
@@ -66,8 +70,7 @@ def _places(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[str
     seen: set[int] = set()
     layers = tuple(layers)
     inner = {id(module) for layer in layers for module in layer.modules()}
-    owners = [(_ELSEWHERE, model), *((f"layer {index}", layer) for index, layer in enumerate(layers))]
-    for owner_name, owner in owners:
+    for owner_name, owner in _owners(model, layers):
         for path, module in owner.named_modules():
             if owner is model and id(module) in inner:
                 continue

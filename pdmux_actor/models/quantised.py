@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear, Int8Kernels
-from pdmux_actor.models.compiled.kernels import CpuKernels
-from pdmux_actor.models.linear import Linear, MakeProjection, Projection, plain_projection
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
+from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
+from pdmux_actor.models.linear import MakeProjection, Projection
 from pdmux_actor.models.mxfp4_linear import Mxfp4Linear
 from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to
 from profiler.weight_formats import WEIGHT_FORMATS
@@ -23,14 +23,12 @@ _CUDA_INNER_TILES = 8
 _INT4_ROWS_AT_ONCE = 512  # packing takes levels of four bytes; its tiles have 64 rows, or 32 at the end
 
 
-def projection_maker(
-    weights: str | None, int8_kernels: Int8Kernels | None = None, kernels: CpuKernels | None = None
-) -> MakeProjection:
-    """Returns what makes projections of weights that are kept so; `weights` is ModelSpec's. `int8_kernels` multiply
-    those of 8 bits that they serve, `kernels` those in MXFP4.
+def projection_maker(weights: str | None, kernels: CompiledKernels = BY_TORCH) -> MakeProjection:
+    """Returns what makes projections of weights that are kept so; `weights` is ModelSpec's. `kernels` multiply what
+    they serve.
     """
     if weights is None:
-        return plain_projection
+        return partial(_dense, kernels)
     if WEIGHT_FORMATS[weights].of_experts:
         return partial(_as_published, kernels)
 
@@ -38,15 +36,22 @@ def projection_maker(
         rounded = rounded_to(weights, weight) if isinstance(weight, Tensor) else weight
         if rounded.middle is not None:
             return Int4Linear.of(rounded, bias)
-        if int8_kernels is not None and int8_kernels.serve(rounded):
-            return CompiledInt8Linear.of(int8_kernels, rounded, bias)
+        if kernels.int8 is not None and kernels.int8.serve(rounded):
+            return CompiledInt8Linear.of(kernels.int8, rounded, bias)
         return Int8Linear(rounded, bias)
 
     return rounded_projection
 
 
-def _as_published(kernels: CpuKernels | None, weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
-    return Linear(weight, bias) if isinstance(weight, Tensor) else Mxfp4Linear.of(weight, bias, kernels)
+def _dense(kernels: CompiledKernels, weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
+    assert isinstance(weight, Tensor), "levels are for projections that are kept quantised"
+    return kernels.dense(weight, bias)
+
+
+def _as_published(kernels: CompiledKernels, weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Projection:
+    if isinstance(weight, Tensor):
+        return kernels.dense(weight, bias)
+    return Mxfp4Linear.of(weight, bias, kernels.bfloat16)
 
 
 class Int8Linear:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.models.faster_modules import PackedLinear, QuantisedLinear
+from pdmux_actor.models.faster_modules import FixedLayoutLinear, PackedLinear
 from pdmux_actor.models.linear import MakeProjection
 from pdmux_actor.models.quantised_weight import QuantisedWeight
 from profiler.specs import ModelSpec
@@ -39,5 +39,5 @@ def quantise(
         for name, module in layer.named_modules():
             if isinstance(module, PackedLinear):
                 rounded = make_projection(kept.get(f"{prefix}.{index}.{name}.weight", module.weight), module.bias)
-                assert isinstance(rounded, QuantisedLinear), "what is rounded is kept so"
+                assert isinstance(rounded, FixedLayoutLinear), "what is rounded is kept so"
                 module.linear = rounded

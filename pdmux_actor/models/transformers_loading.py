@@ -77,7 +77,7 @@ def load_transformers_decoder(
             ) from error
         if weights is not None:  # after its answers were compared: roundings are no fault
             kept = {} if unpacked is None else unpacked.kept
-            quantise(decoder.seams.layers, projection_maker(weights, kernels.int8), kept, prefix)
+            quantise(decoder.seams.layers, projection_maker(weights, kernels), kept, prefix)
         return decoder
 
 
@@ -156,7 +156,7 @@ def _taken_apart(
     tokens = example_tokens(spec.vocab_size).to(device)
     holder = _layer_list(causal_lm.base_model, spec.num_layers)
     expected, returns = _own_answer(causal_lm, holder, tokens)
-    make_faster(causal_lm, kernels.bfloat16)
+    make_faster(causal_lm, kernels)
     calls = AttentionCalls(spec.num_kv_heads, spec.head_dim)
     decoder = TransformersDecoder(config, causal_lm, LayerSeams(holder, returns), calls)
     causal_lm.config._attn_implementation = MASK_PROBE

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from pdmux_actor.models.bytes_in_flight import BytesInFlight
-from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
-from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.expert_stacks import ExpertStacks
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.gguf_files.file_tensors import gguf_tensors
-from pdmux_actor.models.linear import Classifier, Linear, MakeProjection, Projection, plain_projection
+from pdmux_actor.models.linear import MakeProjection, Projection, plain_projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.load_threads import on_threads
 from pdmux_actor.models.mixture_loading import load_mixture
@@ -42,7 +41,7 @@ def load_weights(
     config: DecoderConfig,
     device: torch.device | None = None,
     make_projection: MakeProjection = plain_projection,
-    kernels: CpuKernels | None = None,
+    kernels: CompiledKernels = BY_TORCH,
     *,
     num_threads: int = 1,
     on_progress: OnProgress = ignore_progress,
@@ -73,18 +72,17 @@ def load_weights(
         return _load_layer(reader, in_flight, config, make_projection, share, index)
 
     embedding = reader.load("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    if spec.tie_word_embeddings and share.divided is None:
+        embedding = kernels.laid(embedding, spec)  # once more, while nothing else is held
     layers = on_threads(load_layer, range(spec.num_layers), num_threads)
     final_norm = reader.load("model.norm.weight", spec.hidden_size)
     rows = spec.vocab_size // share.num_ranks
-    if spec.tie_word_embeddings:
-        of_rank = embedding if share.divided is None else embedding[share.rank * rows : (share.rank + 1) * rows]
+    if not spec.tie_word_embeddings:
+        lm_head = kernels.dense(reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided))
+    elif share.divided is None:
+        lm_head = kernels.tied(embedding)
     else:
-        of_rank = reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided)
-    lm_head: Classifier = (
-        CompiledLinear(kernels, of_rank)
-        if kernels is not None and kernels.multiply
-        else Linear(of_rank, packed=not spec.tie_word_embeddings)
-    )
+        lm_head = kernels.tied(embedding[share.rank * rows : (share.rank + 1) * rows])
     unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"}
     if unread and share.leads:
         _LOG.warning("%s: %d tensors of the checkpoint are not used, among them %s", model, len(unread), min(unread))

@@ -7,7 +7,7 @@ import torch
 from cpu_rig import CpuRig, make_prompt, outputs
 from torch import Tensor
 
-from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear, Int8Kernels
 from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.quantised import Int8Linear, projection_maker
@@ -109,7 +109,7 @@ def test_linear__copied_or_repacked__holds_tensors_of_its_own_of_the_same_sizes(
 def test_maker__of_shapes_that_are_no_whole_panels__takes_torchs_kernel(
     kernels: Int8Kernels, rows: int, columns: int
 ) -> None:
-    make = projection_maker("int8", kernels)
+    make = projection_maker("int8", CompiledKernels(int8=kernels))
 
     assert isinstance(make(drawn(rows, columns), None), Int8Linear)
     assert isinstance(make(drawn(64, 64, dtype=torch.float16), None), Int8Linear)

@@ -3,22 +3,32 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
+from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.compiled.int8_linear import Int8Kernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear, panels_of
+from pdmux_actor.models.linear import Linear
 from profiler.specs import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledKernels:
-    """`int8` are for products of 8 bits; None: torch's operators do what kernels would."""
+    """`panels` multiply in bfloat16, `int8` in 8 bits; None: torch's operators do what kernels would."""
 
     bfloat16: CpuKernels | None = None
+    panels: PanelKernels | None = None
     int8: Int8Kernels | None = None
 
     @classmethod
     def into(cls, folder: Path) -> "CompiledKernels":
         """Compiles into `folder` what is not there yet and suits this CPU."""
-        return cls(bfloat16=CpuKernels.compiled_into(folder), int8=Int8Kernels.compiled_into(folder))
+        return cls(
+            bfloat16=CpuKernels.compiled_into(folder),
+            panels=PanelKernels.compiled_into(folder),
+            int8=Int8Kernels.compiled_into(folder),
+        )
 
     def serving(self, spec: ModelSpec) -> CpuKernels | None:
         """Returns `bfloat16` if they are for such a model."""
@@ -27,6 +37,28 @@ class CompiledKernels:
     def attending(self, spec: ModelSpec) -> CpuKernels | None:
         """Returns `bfloat16` if they are for the attention of such a model."""
         return self.bfloat16 if self.bfloat16 is not None and self.bfloat16.attend(spec) else None
+
+    def dense(self, weight: Tensor, bias: Tensor | None = None) -> Linear | CompiledLinear | PanelLinear:
+        """Makes a projection of a weight of the activations' dtype, by what is fastest here."""
+        if self.panels is not None and self.panels.serve(weight):
+            return PanelLinear.of(self.panels, weight, bias)
+        if self.bfloat16 is not None and self.bfloat16.multiply and self.bfloat16.multiplies(weight):
+            return CompiledLinear(self.bfloat16, weight, bias)
+        return Linear(weight, bias)
+
+    def laid(self, embedding: Tensor, spec: ModelSpec) -> Tensor:
+        """Returns a tied embedding as `tied` and CompiledOperators read it best: in panels, or as it is."""
+        in_panels = self.serving(spec) is not None and self.panels is not None and self.panels.serve(embedding)
+        return panels_of(embedding) if in_panels else embedding
+
+    def tied(self, embedding: Tensor) -> Linear | CompiledLinear | PanelLinear:
+        """Makes a head of an embedding as `laid` returned it, or of some of its rows; both hold the same tensor."""
+        if embedding.dim() > 2:
+            assert self.panels is not None, "nothing else lays panels"
+            return PanelLinear(self.panels, embedding)
+        if self.bfloat16 is not None and self.bfloat16.multiply and self.bfloat16.multiplies(embedding):
+            return CompiledLinear(self.bfloat16, embedding)
+        return Linear(embedding, packed=False)
 
 
 BY_TORCH = CompiledKernels()

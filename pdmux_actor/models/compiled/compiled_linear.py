@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.models.compiled.kernels import CpuKernels
-from pdmux_actor.models.quantised_weight import QuantisedWeight
 
 
 class CompiledLinear:
@@ -53,8 +52,3 @@ class CompiledLinear:
     def float_product(self, inputs: Tensor) -> Tensor:
         """Multiplies float32 inputs in float32: nothing but the weights is ever rounded."""
         return self._kernels.linear(inputs, self._weight, self.bias)
-
-
-def compiled_projection(kernels: CpuKernels, weight: Tensor | QuantisedWeight, bias: Tensor | None) -> CompiledLinear:
-    assert isinstance(weight, Tensor), "levels are for projections that are kept quantised"
-    return CompiledLinear(kernels, weight, bias)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.compiled.panel_linear import rows_of
 from pdmux_actor.models.operators import CPU_MLP_TILE_TOKENS, AllocatingOperators, HeadNorms
 
 
@@ -13,6 +14,10 @@ class CompiledOperators(AllocatingOperators):
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
+
+    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
+        """`weight` may lie in panels: one that is the head's, too."""
+        return super().embedding(weight, token_ids) if weight.dim() == 2 else rows_of(weight, token_ids)
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._kernels.rms_norm(hidden, weight, eps)

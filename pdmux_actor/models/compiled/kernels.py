@@ -70,6 +70,11 @@ class CpuKernels:
         return spec.dtype == "bfloat16" and spec.head_dim <= _MOST_HEAD_DIM and spec.head_dim % _LANES == 0
 
     @staticmethod
+    def multiplies(weight: Tensor) -> bool:
+        """They are for products with such a weight."""
+        return weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.shape[1] % _LANES == 0
+
+    @staticmethod
     def norm(scale: Tensor) -> bool:
         """They are for norms with such a scale."""
         return scale.dtype == torch.bfloat16 and scale.device.type == "cpu" and len(scale) % _LANES == 0

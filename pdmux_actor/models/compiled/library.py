@@ -68,7 +68,7 @@ class _NoCompilerError(Exception):
 
 def multiply_best() -> bool:
     """Returns whether the kernels' products are the fastest ones here. They widen bfloat16 and multiply in float32,
-    which pays on Intel's CPUs without a matrix unit. Others multiply bfloat16 at a higher rate, and oneDNN does so.
+    which pays on Intel's CPUs without a matrix unit. Others multiply bfloat16 at a higher rate: see panel_linear.py.
     """
     return _is_intel() and not torch.cpu._is_amx_tile_supported()
 
@@ -76,6 +76,12 @@ def multiply_best() -> bool:
 def _suits_int8() -> bool:
     """A CPU with a matrix unit multiplies integers faster by oneDNN."""
     return _has_wide_vectors() and torch.cpu._is_vnni_supported() and not torch.cpu._is_amx_tile_supported()
+
+
+def _suits_panels() -> bool:
+    """A CPU with a matrix unit multiplies bfloat16 faster by oneDNN."""
+    supported = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    return _has_wide_vectors() and supported
 
 
 def _has_wide_vectors() -> bool:
@@ -95,6 +101,12 @@ BFLOAT16_KERNELS = KernelSources(
     files=("products.cpp", "mxfp4_products.cpp", "decode_attention.cpp", "layer_parts.cpp"),
     flags=(),
     suits=_has_wide_vectors,
+    serves="bfloat16",
+)
+PANEL_KERNELS = KernelSources(
+    files=("bfloat16_panels.cpp",),
+    flags=("-mavx512bf16",),
+    suits=_suits_panels,
     serves="bfloat16",
 )
 INT8_KERNELS = KernelSources(

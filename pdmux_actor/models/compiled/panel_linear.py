@@ -1,0 +1,118 @@
+"""A matrix product of bfloat16 numbers, by a compiled kernel over weights in panels."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pdmux_actor.models.compiled.library import PANEL_KERNELS, compiled_library
+
+_PANEL_ROWS = 16
+_AT_ONCE_COLUMNS = 2
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class PanelKernels:
+    """Runs on as many threads as torch uses on the calling thread: it shares its OpenMP."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.linear = library.muxfleet_panel_linear
+        self.linear.argtypes = (_POINTER, _INT, _INT, _POINTER, _INT, *(_POINTER,) * 3)
+        self.linear.restype = None
+
+    @classmethod
+    def compiled_into(cls, folder: Path) -> "PanelKernels | None":
+        """None where there is no compiler, or where oneDNN's products are the faster ones."""
+        library = compiled_library(folder, PANEL_KERNELS)
+        return None if library is None else cls(library)
+
+    @staticmethod
+    def serve(weight: Tensor) -> bool:
+        """They are for weights in whole panels, on a CPU."""
+        rows, columns = weight.shape
+        is_whole = rows % _PANEL_ROWS == 0 and columns % _AT_ONCE_COLUMNS == 0
+        return is_whole and weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+
+
+def panels_of(weight: Tensor) -> Tensor:
+    """[rows, columns] -> [rows / 16, columns / 2, 16, 2]: a copy, of which a kernel reads 16 rows at once."""
+    rows, columns = weight.shape
+    by_panel = weight.view(rows // _PANEL_ROWS, _PANEL_ROWS, columns // _AT_ONCE_COLUMNS, _AT_ONCE_COLUMNS)
+    return by_panel.transpose(1, 2).contiguous()
+
+
+def rows_of(panels: Tensor, indices: Tensor) -> Tensor:
+    """Returns rows `indices` of the weight that lies in `panels`, [indices, columns]."""
+    found = panels.transpose(1, 2)[indices // _PANEL_ROWS, indices % _PANEL_ROWS]
+    return found.reshape(len(indices), -1)
+
+
+class PanelLinear:
+    """Implements Classifier. A token's product has the same bits in any batch."""
+
+    def __init__(self, kernels: PanelKernels, panels: Tensor, bias: Tensor | None = None) -> None:
+        """`panels` as `of` lays them."""
+        self.bias = bias
+        self._kernels = kernels
+        self._panels = panels
+        self._rows, columns = panels.shape[0] * _PANEL_ROWS, panels.shape[1] * _AT_ONCE_COLUMNS
+        self._weight = (panels.data_ptr(), self._rows, columns)
+
+    @classmethod
+    def of(cls, kernels: PanelKernels, weight: Tensor, bias: Tensor | None = None) -> "PanelLinear":
+        return cls(kernels, panels_of(weight), bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """W, a copy."""
+        return self._panels.transpose(1, 2).reshape(self._rows, -1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._panels.dtype
+
+    @property
+    def has_plain_rows(self) -> bool:
+        return self.bias is None
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return rows_of(self._panels, indices).float()
+
+    def shares(self, tensor: Tensor) -> bool:
+        return self._panels is tensor
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        return (self._panels.nbytes,) if self.bias is None else (self._panels.nbytes, self.bias.nbytes)
+
+    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "PanelLinear":
+        """`packed` or not, the layout is the same."""
+        panels = of_tensor(self._panels)
+        return PanelLinear(self._kernels, panels, None if self.bias is None else of_tensor(self.bias))
+
+    def repacked(self) -> "PanelLinear":
+        return self.copied(torch.clone, packed=True)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._product(inputs, None)
+
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        return self._product(inputs, addend.contiguous())
+
+    def _product(self, inputs: Tensor, addend: Tensor | None) -> Tensor:
+        inputs = inputs.contiguous()
+        assert inputs.dtype == torch.bfloat16, "the kernel reads activations in bfloat16"
+        tokens = inputs.shape[0]
+        product = torch.empty(tokens, self._rows, dtype=torch.bfloat16)
+        self._kernels.linear(
+            *self._weight,
+            inputs.data_ptr(),
+            tokens,
+            None if self.bias is None else self.bias.data_ptr(),
+            None if addend is None else addend.data_ptr(),
+            product.data_ptr(),
+        )
+        return product
