@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.blocks_in_place import BlocksInPlace
+from pdmux_actor.executor.compiled_layers import CompiledLayers
 from pdmux_actor.executor.kv_storage import KvView, Scratch
 from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, token_runs
 from pdmux_actor.executor.paged_attention import PagedAttention
@@ -40,6 +41,7 @@ class AttachedModel:
     kv: KvView
     row_table: npt.NDArray[np.int64]
     blocks_in_place: BlocksInPlace | None = None  # what decodes without gathering
+    compiled_layers: CompiledLayers | None = None
 
 
 @dataclass(slots=True)
@@ -158,6 +160,8 @@ class ModelRunner:
         last_layer: int,
         adapters: AdapterBatch | None,
     ) -> Tensor:
+        if model.compiled_layers is not None and adapters is None and not batch.chunks:
+            return model.compiled_layers.forward(batch, hidden, rotary, first_layer, last_layer)
         attention = PagedAttention(
             batch, model.kv, model.row_table, self._scratch, first_layer, last_layer, model.blocks_in_place
         )

@@ -13,6 +13,7 @@ import psutil
 from msgspec.structs import replace
 
 from pdmux_actor.executor.blocks_in_place import BlocksInPlace
+from pdmux_actor.executor.compiled_layers import CompiledLayers
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
@@ -25,6 +26,7 @@ from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.library import cached_folder
+from pdmux_actor.models.decoder import Decoder, LayeredDecoder
 from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.rank_share import WHOLE, RankShare
@@ -147,6 +149,7 @@ class TorchCpuExecutor:
             kv=kv,
             row_table=row_table,
             blocks_in_place=self._blocks_in_place(info.spec, kv, row_table),
+            compiled_layers=self._compiled_layers(decoder, kv, row_table),
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there
 
@@ -277,6 +280,16 @@ class TorchCpuExecutor:
     def _blocks_in_place(self, spec: ModelSpec, view: KvView, row_table: npt.NDArray[np.int64]) -> BlocksInPlace | None:
         kernels = self._kernels.attending(spec)
         return None if kernels is None else BlocksInPlace(kernels, view, row_table)
+
+    def _compiled_layers(
+        self, decoder: LayeredDecoder, view: KvView, row_table: npt.NDArray[np.int64]
+    ) -> CompiledLayers | None:
+        panels = self._kernels.panels
+        if panels is None or self._kernels.serving(decoder.spec) is None:
+            return None
+        if not isinstance(decoder, Decoder) or not CompiledLayers.serve(decoder):
+            return None
+        return CompiledLayers(panels, decoder, view, row_table)
 
     def _fastest_dtype(self, spec: ModelSpec) -> str:
         chosen: list[str] = []

@@ -11,7 +11,7 @@ using namespace muxfleet;
 
 namespace {
 
-constexpr int kPanelRows = 16, kPanelsAtOnce = 4, kMostTokens = 6, kAheadBytes = 1024;
+constexpr int kPanelRows = 16, kPanelsAtOnce = 4, kAheadBytes = 1024;
 
 struct Out {
     const u16 *bias, *addend;
@@ -29,7 +29,7 @@ inline void put(const Out& o, int64_t m, int64_t row, __m512 sums) {
 template <int MR, int NB, bool IsFirst>
 void tile(const u16* panels, int64_t k, const u16* x, int64_t m, int64_t row, const Out& o) {
     __m512 acc[MR][NB];  // in registers: all loops over it are unrolled
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
         for (int b = 0; b < NB; b++) acc[i][b] = _mm512_setzero_ps();
@@ -42,7 +42,7 @@ void tile(const u16* panels, int64_t k, const u16* x, int64_t m, int64_t row, co
             w[b] = (__m512bh)_mm512_loadu_si512(at);
             if (IsFirst) _mm_prefetch((const char*)at + kAheadBytes, _MM_HINT_T0);
         }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
         for (int i = 0; i < MR; i++) {
             int32_t two;
             std::memcpy(&two, from + i * k + q, 4);
@@ -51,7 +51,7 @@ void tile(const u16* panels, int64_t k, const u16* x, int64_t m, int64_t row, co
             for (int b = 0; b < NB; b++) acc[i][b] = _mm512_dpbf16_ps(acc[i][b], w[b], a);
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 4
         for (int b = 0; b < NB; b++) put(o, m + i, row + b * kPanelRows, acc[i][b]);
@@ -60,8 +60,10 @@ void tile(const u16* panels, int64_t k, const u16* x, int64_t m, int64_t row, co
 template <int NB, bool IsFirst>
 void tiles(int64_t tokens, const u16* panels, int64_t k, const u16* x, int64_t m, int64_t row, const Out& o) {
     switch (tokens) {
-#define TOKENS(MR) case MR: return tile<MR, NB, IsFirst>(panels, k, x, m, row, o);
+// Four panels at once are for six tokens at most: the registers hold no more.
+#define TOKENS(MR) case MR: return tile<MR, (MR > 6 && NB > 2) ? 2 : NB, IsFirst>(panels, k, x, m, row, o);
         TOKENS(1) TOKENS(2) TOKENS(3) TOKENS(4) TOKENS(5) TOKENS(6)
+        TOKENS(7) TOKENS(8) TOKENS(9) TOKENS(10) TOKENS(11) TOKENS(12)
 #undef TOKENS
     }
 }
@@ -71,7 +73,7 @@ void group(int64_t first, int64_t last, const u16* w, int64_t k, const u16* x, i
     for (int64_t p = first; p < last;) {
         const u16* panel = w + p * kPanelRows * k;
         int64_t row = p * kPanelRows;
-        if (last - p >= 4) { tiles<4, IsFirst>(tokens, panel, k, x, m, row, o); p += 4; }
+        if (tokens <= 6 && last - p >= 4) { tiles<4, IsFirst>(tokens, panel, k, x, m, row, o); p += 4; }
         else if (last - p >= 2) { tiles<2, IsFirst>(tokens, panel, k, x, m, row, o); p += 2; }
         else { tiles<1, IsFirst>(tokens, panel, k, x, m, row, o); p += 1; }
     }
@@ -83,7 +85,8 @@ void group(int64_t first, int64_t last, const u16* w, int64_t k, const u16* x, i
 extern "C" void muxfleet_panel_linear(const u16* w, int64_t n, int64_t k, const u16* x, int64_t m, const u16* bias,
                                       const u16* addend, u16* y) {
     Out o{bias, addend, y, n};
-    int64_t panels = n / kPanelRows, m_tiles = (m + kMostTokens - 1) / kMostTokens;
+    int64_t most_tokens = m <= 12 ? 12 : 6;  // of a tile
+    int64_t panels = n / kPanelRows, m_tiles = (m + most_tokens - 1) / most_tokens;
     int64_t at_once = kPanelsAtOnce;  // fewer where threads would get unequal parts
     while (at_once > 1 && panels < 4 * at_once * omp_get_max_threads()) at_once /= 2;
     int64_t groups = (panels + at_once - 1) / at_once;

@@ -104,7 +104,7 @@ BFLOAT16_KERNELS = KernelSources(
     serves="bfloat16",
 )
 PANEL_KERNELS = KernelSources(
-    files=("bfloat16_panels.cpp",),
+    files=("bfloat16_panels.cpp", "decode_attention.cpp", "layer_parts.cpp", "decode_layers.cpp"),
     flags=("-mavx512bf16",),
     suits=_suits_panels,
     serves="bfloat16",

@@ -22,6 +22,9 @@ class PanelKernels:
         self.linear = library.muxfleet_panel_linear
         self.linear.argtypes = (_POINTER, _INT, _INT, _POINTER, _INT, *(_POINTER,) * 3)
         self.linear.restype = None
+        self.decode_layers = library.muxfleet_decode_layers
+        self.decode_layers.argtypes = (_POINTER, _INT, _INT, *(_POINTER,) * 5)
+        self.decode_layers.restype = None
 
     @classmethod
     def compiled_into(cls, folder: Path) -> "PanelKernels | None":
@@ -57,7 +60,7 @@ class PanelLinear:
         """`panels` as `of` lays them."""
         self.bias = bias
         self._kernels = kernels
-        self._panels = panels
+        self.panels = panels
         self._rows, columns = panels.shape[0] * _PANEL_ROWS, panels.shape[1] * _AT_ONCE_COLUMNS
         self._weight = (panels.data_ptr(), self._rows, columns)
 
@@ -68,29 +71,29 @@ class PanelLinear:
     @property
     def weight(self) -> Tensor:
         """W, a copy."""
-        return self._panels.transpose(1, 2).reshape(self._rows, -1)
+        return self.panels.transpose(1, 2).reshape(self._rows, -1)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._panels.dtype
+        return self.panels.dtype
 
     @property
     def has_plain_rows(self) -> bool:
         return self.bias is None
 
     def rows(self, indices: Tensor) -> Tensor:
-        return rows_of(self._panels, indices).float()
+        return rows_of(self.panels, indices).float()
 
     def shares(self, tensor: Tensor) -> bool:
-        return self._panels is tensor
+        return self.panels is tensor
 
     @property
     def tensor_bytes(self) -> tuple[int, ...]:
-        return (self._panels.nbytes,) if self.bias is None else (self._panels.nbytes, self.bias.nbytes)
+        return (self.panels.nbytes,) if self.bias is None else (self.panels.nbytes, self.bias.nbytes)
 
     def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "PanelLinear":
         """`packed` or not, the layout is the same."""
-        panels = of_tensor(self._panels)
+        panels = of_tensor(self.panels)
         return PanelLinear(self._kernels, panels, None if self.bias is None else of_tensor(self.bias))
 
     def repacked(self) -> "PanelLinear":
