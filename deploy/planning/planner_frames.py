@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import msgspec
 
 from deploy.control.planner import PlanAnswer, PlanTask
-from pdmux_actor.serving.frames import framed
 
 
 class PlannerCall(msgspec.Struct, frozen=True):
@@ -21,7 +20,3 @@ class PlannerCall(msgspec.Struct, frozen=True):
 class PlannerReply(msgspec.Struct, frozen=True):
     number: int
     answer: PlanAnswer
-
-
-def frame(message: PlannerCall | PlannerReply) -> bytes:
-    return framed(message)

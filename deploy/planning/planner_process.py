@@ -10,8 +10,8 @@ from types import MappingProxyType
 import msgspec
 
 from deploy.control.planner import PlanAnswer, PlanTask
-from deploy.planning.planner_frames import PlannerCall, PlannerReply, frame
-from pdmux_actor.serving.frames import LENGTH
+from deploy.planning.planner_frames import PlannerCall, PlannerReply
+from pdmux_actor.serving.frames import LENGTH, framed
 from pdmux_actor.serving.own_program import OwnProcess, start_own_program
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class PlannerProcess:
             task=task,
             profiles=self._profiles,
         )
-        self._asked = frame(call)
+        self._asked = framed(call)
         if self._waiting_since_s is None:
             self._waiting_since_s = asyncio.get_running_loop().time()
         if self._connection is not None:

@@ -18,10 +18,10 @@ import msgspec
 
 from deploy.control.fleet_costs import FleetCosts
 from deploy.control.planner import work_out
-from deploy.planning.planner_frames import PlannerCall, PlannerReply, frame
+from deploy.planning.planner_frames import PlannerCall, PlannerReply
 from deploy.planning.profiled_costs import readable_costs
 from deploy.planning.search_time import SearchTime
-from pdmux_actor.serving.frames import LENGTH
+from pdmux_actor.serving.frames import LENGTH, framed
 from pdmux_actor.serving.parent_death import die_with_parent
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitCapacity
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         call = decoder.decode(body)
         if call.profiles != profiles:
             costs, profiles = readable_costs(call.profiles), call.profiles
-        connection.sendall(frame(_reply(call, connection, costs.estimator, search_time)))
+        connection.sendall(framed(_reply(call, connection, costs.estimator, search_time)))
 
 
 def _reply(call: PlannerCall, connection: socket.socket, estimator: Estimator, search_time: SearchTime) -> PlannerReply:

@@ -34,7 +34,6 @@ from pdmux_actor.serving.commands import (
     ModelFailed,
     ModelLoaded,
     Notice,
-    NoticeReader,
     PoolResized,
     PrefixKept,
     PrefixRead,
@@ -50,10 +49,10 @@ from pdmux_actor.serving.commands import (
     TimeLaunch,
     Tokens,
     WeightsRead,
-    encode,
 )
 from pdmux_actor.serving.engine_log import read_line
 from pdmux_actor.serving.engine_watch import EngineWatch, WatchSettings
+from pdmux_actor.serving.frames import FrameReader, framed
 from pdmux_actor.serving.own_program import own_program
 from profiler.probe import LaunchShape
 
@@ -272,10 +271,10 @@ class NativeEngine:
     def _send(self, command: Command) -> None:
         """To a dead engine nothing is sent: `events` tells its death."""
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode(command))
+            self._writer.write(framed(command))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        notices = NoticeReader()
+        notices: FrameReader[Notice] = FrameReader(Notice)
         try:
             while data := await reader.read(_READ_BYTES):
                 for notice in notices.feed(data):

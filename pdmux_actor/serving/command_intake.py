@@ -28,7 +28,6 @@ from pdmux_actor.serving.commands import (
     AbortRequest,
     ChangePolicy,
     Command,
-    CommandReader,
     DecisionsRead,
     KeepPrefixCommand,
     LaunchNotTimed,
@@ -45,6 +44,7 @@ from pdmux_actor.serving.commands import (
     Submit,
     TimeLaunch,
 )
+from pdmux_actor.serving.frames import FrameReader
 from pdmux_actor.serving.loaded_models import LoadedModels
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.structured_requests import StructuredRequests
@@ -79,7 +79,7 @@ class CommandIntake:
         threading.Thread(target=self._read, name="command-intake", daemon=True).start()
 
     def _read(self) -> None:
-        reader = CommandReader()
+        reader: FrameReader[Command] = FrameReader(Command)
         try:
             while data := self._connection.recv(_RECEIVE_BYTES):
                 for command in reader.feed(data):

@@ -1,7 +1,5 @@
 """Defines the messages of an actor and its engine process: length-prefixed msgpack over a socket pair, no pickle."""
 
-from collections.abc import Iterator
-
 import msgspec
 
 from pdmux_actor.backends.registry import BY_KIND
@@ -11,7 +9,6 @@ from pdmux_actor.lease import SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from pdmux_actor.serving.frames import FrameSplitter, framed
 from profiler.probe import LaunchShape
 from profiler.specs import DeviceSpec
 
@@ -265,31 +262,3 @@ Answer = (
     | LaunchNotTimed
 )
 Notice = Answer | Started | WeightsRead | Asleep | Tokens | LoadReported
-
-
-def encode(message: Command | Notice) -> bytes:
-    return framed(message)
-
-
-class CommandReader:
-    """Bytes from the actor to commands (sans-I/O)."""
-
-    def __init__(self) -> None:
-        self._splitter = FrameSplitter()
-        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-
-    def feed(self, data: bytes) -> Iterator[Command]:
-        for body in self._splitter.feed(data):
-            yield self._decoder.decode(body)
-
-
-class NoticeReader:
-    """Bytes from the engine process to notices (sans-I/O)."""
-
-    def __init__(self) -> None:
-        self._splitter = FrameSplitter()
-        self._decoder: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
-
-    def feed(self, data: bytes) -> Iterator[Notice]:
-        for body in self._splitter.feed(data):
-            yield self._decoder.decode(body)

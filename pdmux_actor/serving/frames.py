@@ -17,6 +17,7 @@ A unit that is sent what it cannot take answers Refused with the reason, at any 
 
 import struct
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -198,3 +199,19 @@ class FrameSplitter:
             body = bytes(self._buffer[LENGTH.size : end])
             del self._buffer[:end]
             yield body
+
+
+MessageT = TypeVar("MessageT")
+
+
+class FrameReader(Generic[MessageT]):
+    """Turns a byte stream into messages of one kind, a type or a union of types (sans-I/O)."""
+
+    def __init__(self, kind: object) -> None:
+        self._splitter = FrameSplitter()
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kind)
+
+    def feed(self, data: bytes) -> Iterator[MessageT]:
+        """Raises FrameTooLarge, msgspec.DecodeError; the connection is of no use after that."""
+        for body in self._splitter.feed(data):
+            yield self._decoder.decode(body)

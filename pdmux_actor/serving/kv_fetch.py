@@ -13,7 +13,7 @@ from pdmux_actor.kv.prefix_kv import PrefixRows, PromptStart
 from pdmux_actor.serving.frames import (
     PROTOCOL_VERSION,
     FetchKv,
-    FrameSplitter,
+    FrameReader,
     FrameTooLarge,
     FromUnit,
     Hello,
@@ -39,8 +39,7 @@ class KvSource:
         self._endpoint = endpoint
         self._reader = reader
         self._writer = writer
-        self._splitter = FrameSplitter()
-        self._decoder: msgspec.msgpack.Decoder[FromUnit] = msgspec.msgpack.Decoder(FromUnit)
+        self._frames: FrameReader[FromUnit] = FrameReader(FromUnit)
         self._arrived: list[FromUnit] = []
 
     @classmethod
@@ -82,7 +81,7 @@ class KvSource:
             data = await self._reader.read(_READ_BYTES)
             if not data:
                 raise ConnectionError("it closed the connection")
-            self._arrived += [self._decoder.decode(body) for body in self._splitter.feed(data)]
+            self._arrived += self._frames.feed(data)
         message = self._arrived.pop(0)
         if isinstance(message, Refused):
             raise StreamRefused(endpoint=self._endpoint, reason=message.reason)

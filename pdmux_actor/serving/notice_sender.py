@@ -3,7 +3,8 @@
 import socket
 import threading
 
-from pdmux_actor.serving.commands import Notice, encode
+from pdmux_actor.serving.commands import Notice
+from pdmux_actor.serving.frames import framed
 
 
 class NoticeSender:
@@ -18,7 +19,7 @@ class NoticeSender:
         threading.Thread(target=self._write_backlog, name="notice-sender", daemon=True).start()
 
     def send(self, notice: Notice) -> None:
-        data = encode(notice)
+        data = framed(notice)
         with self._changed:
             if self._broken:
                 return  # the actor is gone; the reader ends the process

@@ -20,7 +20,7 @@ from pdmux_actor.executor.ranks.following_rank import FollowingRank
 from pdmux_actor.executor.ranks.rank_frames import FromRank, RankSettings, ToRank
 from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.following_executor import open_following_executor
-from pdmux_actor.serving.frames import FrameSplitter, framed
+from pdmux_actor.serving.frames import FrameReader, framed
 from pdmux_actor.serving.parent_death import die_with_parent
 
 _RECEIVE_BYTES = 256 * 1024
@@ -46,13 +46,12 @@ def main(arguments: Sequence[str]) -> None:
             connection.sendall(framed(told))
 
     rank = FollowingRank(executor, answer=answer, on_failure=lambda: os._exit(_EXIT_FAILED))
-    splitter = FrameSplitter()
-    decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+    frames: FrameReader[ToRank] = FrameReader(ToRank)
     try:
         # no deadline: the leader is silent while there is nothing to do
         while data := connection.recv(_RECEIVE_BYTES):
-            for body in splitter.feed(data):
-                rank.take(decoder.decode(body))
+            for frame in frames.feed(data):
+                rank.take(frame)
     except ConnectionError:
         pass  # the same as end-of-file: the leader is gone
     except Exception:

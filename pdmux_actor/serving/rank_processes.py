@@ -22,7 +22,7 @@ from pdmux_actor.executor.ranks.rank_frames import FromRank, PartCall, RankSetti
 from pdmux_actor.executor.ranks.tensor_parallel_executor import TensorParallelExecutor
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.rank_share import RankShare
-from pdmux_actor.serving.frames import FrameSplitter, framed
+from pdmux_actor.serving.frames import FrameReader, framed
 from pdmux_actor.serving.own_program import own_program
 
 logger = logging.getLogger(__name__)
@@ -101,13 +101,12 @@ class RankProcesses:
                 process.kill()
 
     def _read(self, rank: int, connection: socket.socket) -> None:
-        splitter = FrameSplitter()
-        decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+        answers: FrameReader[FromRank] = FrameReader(FromRank)
         try:
             # no deadline: a rank speaks only when it is called, and its end shows here
             while data := connection.recv(_RECEIVE_BYTES):
-                for body in splitter.feed(data):
-                    self._answers.put(decoder.decode(body))
+                for answer in answers.feed(data):
+                    self._answers.put(answer)
         except OSError as error:
             logger.info("the socket of a rank broke", extra={"rank": rank, "error": str(error)})
         self.end_unit(f"the process of rank {rank} has ended")

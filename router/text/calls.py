@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from pdmux_actor.serving.frames import framed
 from router.text.call_marks import CallMarks
 
 
@@ -160,7 +159,3 @@ TextCall = LoadTokenizer | TokenizerCall | OpenReply | ReadReply
 TextAnswer = (
     TokenizerLoaded | TokenizerFailed | Encoded | Decoded | TokensNamed | TextRefused | ReplyRead | ReplyUnknown
 )
-
-
-def frame(message: TextCall | TextAnswer) -> bytes:
-    return framed(message)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from pdmux_actor.serving.frames import LENGTH
+from pdmux_actor.serving.frames import LENGTH, framed
 from pdmux_actor.serving.own_program import OwnProcess, start_own_program
 from router.text.calls import (
     LoadTokenizer,
@@ -22,7 +22,6 @@ from router.text.calls import (
     TokenizerFailed,
     TokenizerKey,
     TokenizerLoaded,
-    frame,
 )
 
 _DECODER: msgspec.msgpack.Decoder[TextAnswer] = msgspec.msgpack.Decoder(TextAnswer)
@@ -72,7 +71,7 @@ class TextProcess:
         answer: asyncio.Future[TextAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._own.writer.write(frame(msgspec.structs.replace(call, call=number)))
+            self._own.writer.write(framed(msgspec.structs.replace(call, call=number)))
             return await answer
         finally:
             self._waiting.pop(number, None)

@@ -19,7 +19,7 @@ from threading import Lock
 
 import msgspec
 
-from pdmux_actor.serving.frames import LENGTH
+from pdmux_actor.serving.frames import LENGTH, framed
 from pdmux_actor.serving.parent_death import die_with_parent
 from router.text.calls import (
     Decoded,
@@ -42,7 +42,6 @@ from router.text.calls import (
     TokenizerKey,
     TokenizerLoaded,
     TokensNamed,
-    frame,
 )
 from router.text.encoder import PromptEncoder, TemplateRefusal, load_encoder
 from router.text.reply_parser import ReplyParser
@@ -194,7 +193,7 @@ def _serve(connection: socket.socket, worker: TextWorker) -> None:
 
     def send(answer: TextAnswer) -> None:
         with sending:
-            connection.sendall(frame(answer))
+            connection.sendall(framed(answer))
 
     with connection.makefile("rb") as calls, ThreadPoolExecutor(1, "load-tokenizer") as loader:
         while header := calls.read(LENGTH.size):

@@ -18,7 +18,7 @@ from pdmux_actor.serving.frames import (
     Cancel,
     Credit,
     Delta,
-    FrameSplitter,
+    FrameReader,
     FrameTooLarge,
     FromUnit,
     Generate,
@@ -111,8 +111,7 @@ class FrameConnection(asyncio.Protocol):
         self._endpoint = endpoint
         self._token = token
         self._silence = silence
-        self._splitter = FrameSplitter()
-        self._decoder = msgspec.msgpack.Decoder(FromUnit)
+        self._frames: FrameReader[FromUnit] = FrameReader(FromUnit)
         self._transport: asyncio.Transport | None = None
         self._streams: dict[int, DeltaStream] = {}
         self._next_stream = 0
@@ -196,8 +195,8 @@ class FrameConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._last_received_s = self._loop.time()
         try:
-            for body in self._splitter.feed(data):
-                self._on_message(self._decoder.decode(body))
+            for message in self._frames.feed(data):
+                self._on_message(message)
                 if self.lost:
                     return
         except (FrameTooLarge, msgspec.DecodeError) as error:

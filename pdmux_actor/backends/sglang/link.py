@@ -9,7 +9,7 @@ import msgspec
 
 from pdmux_actor.backends.sglang.snapshot import DecisionRecord
 from pdmux_actor.scheduling.decision_log import Decision
-from pdmux_actor.serving.frames import FrameSplitter, framed
+from pdmux_actor.serving.frames import FrameReader, framed
 
 _RECEIVE_BYTES = 64 * 1024
 
@@ -90,22 +90,6 @@ FromPlugin = PluginHello | PluginLoad | DecisionsTold | RecordsTold | LaunchTook
 ToPlugin = TellDecisions | TellRecords | KeepGuard | UsePolicy
 
 
-def encode(message: FromPlugin | ToPlugin) -> bytes:
-    return framed(message)
-
-
-class PluginReader:
-    """Bytes from the plugin to messages (sans-I/O)."""
-
-    def __init__(self) -> None:
-        self._splitter = FrameSplitter()
-        self._decoder: msgspec.msgpack.Decoder[FromPlugin] = msgspec.msgpack.Decoder(FromPlugin)
-
-    def feed(self, data: bytes) -> Iterator[FromPlugin]:
-        for body in self._splitter.feed(data):
-            yield self._decoder.decode(body)
-
-
 class SchedulerLink:
     """The plugin's end. Polled by the scheduler's loop; never makes it wait for a message."""
 
@@ -113,12 +97,11 @@ class SchedulerLink:
         """Raises OSError: the engine process does not listen there."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
-        self._splitter = FrameSplitter()
-        self._decoder: msgspec.msgpack.Decoder[ToPlugin] = msgspec.msgpack.Decoder(ToPlugin)
+        self._messages: FrameReader[ToPlugin] = FrameReader(ToPlugin)
 
     def send(self, message: FromPlugin) -> None:
         """Waits only while the engine process lets hundreds of messages lie."""
-        self._socket.sendall(encode(message))
+        self._socket.sendall(framed(message))
 
     def close(self) -> None:
         self._socket.close()
@@ -131,5 +114,4 @@ class SchedulerLink:
                 return
             if not data:
                 return  # the engine process is gone; SGLang ends with it
-            for body in self._splitter.feed(data):
-                yield self._decoder.decode(body)
+            yield from self._messages.feed(data)

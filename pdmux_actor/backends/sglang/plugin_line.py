@@ -7,18 +7,18 @@ from pathlib import Path
 
 from pdmux_actor.backends.sglang.link import (
     DecisionsTold,
+    FromPlugin,
     GuardKept,
     KeepGuard,
     LaunchTook,
     PluginHello,
     PluginLoad,
-    PluginReader,
     RecordsTold,
     TellDecisions,
     TellRecords,
     ToPlugin,
-    encode,
 )
+from pdmux_actor.serving.frames import FrameReader, framed
 
 _READ_BYTES = 256 * 1024
 
@@ -53,7 +53,7 @@ class PluginLine:
     def send(self, message: ToPlugin) -> None:
         """Nothing is sent to a scheduler that is gone."""
         if (writer := self._open_writer) is not None:
-            writer.write(encode(message))
+            writer.write(framed(message))
 
     async def decisions(self, last: int) -> DecisionsTold:
         told = await self._answer(lambda call: self._ask(TellDecisions(call, last)))
@@ -113,7 +113,7 @@ class PluginLine:
                 self._hung_up.set()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        messages = PluginReader()
+        messages: FrameReader[FromPlugin] = FrameReader(FromPlugin)
         while data := await reader.read(_READ_BYTES):
             for message in messages.feed(data):
                 match message:

@@ -18,8 +18,9 @@ import psutil
 
 from pdmux_actor.backends.sglang.host import SglangHost
 from pdmux_actor.backends.sglang.options import SGLANG_MEMORY_SHARE
-from pdmux_actor.serving.commands import CommandReader, EngineSettings, Shutdown, Started
+from pdmux_actor.serving.commands import Command, EngineSettings, Shutdown, Started
 from pdmux_actor.serving.engine_log import log_to_actor
+from pdmux_actor.serving.frames import FrameReader
 from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.notice_sender import NoticeSender
 from pdmux_actor.serving.parent_death import die_with_parent
@@ -62,7 +63,7 @@ async def _serve(connection: socket.socket, settings: EngineSettings, folder: Pa
             host_memory_bytes=host_bytes,
         )
     )
-    commands = CommandReader()
+    commands: FrameReader[Command] = FrameReader(Command)
     loop = asyncio.get_running_loop()
     try:
         while data := await _receive(loop, connection):
