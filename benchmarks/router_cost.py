@@ -22,8 +22,8 @@ from report.machine_facts import machine_facts
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
 from router.admission.admission import Admit
-from router.admission_request import AdmissionRequest
 from router.gateway_scheduler import GatewayScheduler
+from router.request_terms import AdmissionRequest
 from router.routing.prefix_index import prefix_names
 from router.view import FleetView, ModelCard, UnitView
 

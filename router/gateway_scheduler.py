@@ -9,7 +9,7 @@ from router.admission.admission import Admission, AdmissionSettings, Admit, Deci
 from router.admission.block_ledger import QuotaLedger, block_budgets
 from router.admission.demand_counts import DemandCounts
 from router.admission.demand_report import DemandReport
-from router.admission_request import AdmissionRequest
+from router.request_terms import AdmissionRequest
 from router.routing.routing import RoutingSettings, UnitChoice, UnitRouter
 from router.view import FleetView, wake_times
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from pdmux_actor.messages import FinishReason, SamplingParams, Slo
 from pdmux_actor.serving.frames import PromptToken, TokenLogprob
-from router.access.caller import Caller
-from router.admission_request import AdmissionRequest
+from router.request_terms import AdmissionRequest, Caller
 from router.routing.prefix_index import prefix_names
 
 

@@ -21,8 +21,8 @@ from profiler.gpus.h200 import DEVICE as H200
 from profiler.latency import LatencyModel
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
-from router.admission_request import AdmissionRequest
 from router.limits import GatewayLimits
+from router.request_terms import AdmissionRequest
 from router.routing.prefix_index import prefix_names
 from router.routing.routing import UnitChoice
 from router.view import FleetView, ModelCard, UnitView

@@ -14,7 +14,7 @@ from deploy.fleet_file.fleet_problems import problems_of
 from deploy.fleet_file.setting_types import KeyHash, KeyId, KeyOwner, ModelId
 from deploy.fleet_file.yaml_source import parse_yaml, path_text
 from router.access.api_keys import KeyEntry, KeyRing
-from router.admission_request import Priority
+from router.request_terms import Priority
 
 _MAX_BYTES = 8 * 1024 * 1024
 _MOST_PER_MINUTE = 10**12

@@ -20,8 +20,8 @@ from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdate
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
 from pdmux_actor.scheduling.stretch_run import StretchTokens
-from router.admission_request import AdmissionRequest
 from router.limits import GatewayLimits
+from router.request_terms import AdmissionRequest
 from router.routing.prefix_index import prefix_names
 from router.routing.routing import UnitChoice
 from traces.outcome import Ending, RequestOutcome

@@ -6,9 +6,9 @@ from functools import partial
 
 from deploy.simulation.event_queue import EventQueue
 from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
-from router.admission_request import AdmissionRequest
 from router.gateway_scheduler import GatewayScheduler
 from router.limits import GatewayLimits
+from router.request_terms import AdmissionRequest
 from router.routing.routing import RoutingSettings, UnitChoice
 from router.view import FleetView
 

@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from router.admission_request import Priority
 from router.errors import InvalidApiKey, ModelNotAllowed
+from router.request_terms import Priority
 
 _SHAPE = re.compile(r"^mxf_([0-9a-f]{12})_[A-Za-z0-9_-]{43}$")
 HASH_SHAPE = r"^sha256:[0-9a-f]{64}$"

@@ -11,7 +11,7 @@ from router.admission.flow import Standing, Waiting
 from router.admission.learned_estimates import OutputLengths, WakeTimes
 from router.admission.queue_forecast import QueueForecast, QueueForecaster
 from router.admission.service_counters import virtual_tokens
-from router.admission_request import AdmissionRequest
+from router.request_terms import AdmissionRequest
 from router.routing.routing import UnitChoice, UnitRouter
 
 MAX_RETRY_AFTER_S = 120

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Set
 
 from router.admission.flow import Standing
-from router.admission_request import AdmissionRequest, Priority
+from router.request_terms import AdmissionRequest, Priority
 
 _ALL = frozenset(Standing)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pdmux_actor.messages import Slo
 from router.admission.demand_report import DemandReport, ModelAsked, TargetCount
-from router.admission_request import AdmissionRequest
+from router.request_terms import AdmissionRequest
 
 _STEP = 1.1  # of targets that are told apart
 _LEAST_S, _MOST_S = 1e-3, 3600.0

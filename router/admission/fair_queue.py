@@ -11,7 +11,7 @@ from router.admission.flow import Standing, Waiting
 from router.admission.flow_queue import FlowQueue, Turn
 from router.admission.queue_forecast import QueueForecast
 from router.admission.service_counters import ServiceCounters, virtual_tokens
-from router.admission_request import AdmissionRequest
+from router.request_terms import AdmissionRequest
 
 PaceOf = Callable[[str, float], QueueForecast]  # of a model, now
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from pdmux_actor.scheduling.serving_order import Candidate, serving_order
 from router.admission.queue_forecast import QueueForecast
-from router.admission_request import AdmissionRequest
+from router.request_terms import AdmissionRequest
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from router.admission.flow import Flow, Standing, Waiting
 from router.admission.queue_forecast import LATE_SHARE, QueueForecast
 from router.admission.service_counters import ServiceCounters
-from router.admission_request import Priority
+from router.request_terms import Priority
 
 _ARRANGE_EVERY_S = 0.02  # in between, newcomers take their places by due time
 

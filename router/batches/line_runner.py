@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from router.access.caller import Caller
-from router.admission_request import Priority
 from router.batches.batch_record import BatchRequest
 from router.batches.input_lines import InputLine
 from router.batches.kept_batches import LineResult
 from router.error_bodies import INTERNAL, error_body, internal_error_body, shape_of
 from router.errors import RouterError
+from router.request_terms import Caller, Priority
 
 logger = logging.getLogger(__name__)
 

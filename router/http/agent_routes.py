@@ -7,7 +7,6 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.access.caller import Caller
 from router.anthropic.chat_of_messages import chat_of_messages, read_messages_body
 from router.anthropic.messages_body import MessagesBody
 from router.anthropic.messages_reply import MessagesReply
@@ -18,6 +17,7 @@ from router.http.streaming import EventStyle
 from router.openai.chat import ChatCompletionRequest
 from router.openai.document import body_of, responses_of
 from router.openai.reply import new_head
+from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import ResponsesBody

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from router.access.caller import Caller
 from router.batches.line_runner import AskLine
 from router.errors import InvalidRequest
 from router.http.generation_endpoint import ForGeneration
@@ -12,6 +11,7 @@ from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
+from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import Gateway

@@ -10,11 +10,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from router.access.access_control import AccessGrant
-from router.access.caller import Caller
 from router.errors import BodyTooLarge, RequestTimeout, RouterError, UnsupportedMediaType
 from router.http.held_stream import HeldStream, Started
 from router.http.streaming import ClientDisconnected, EventStream, EventStyle, unless_disconnected
 from router.openai.body import SMALL_BODY_BYTES
+from router.request_terms import Caller
 from router.serving.gateway import Gateway
 from router.serving.response import GenerationResponse
 from router.telemetry.service_report import ServiceReport

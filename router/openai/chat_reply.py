@@ -5,7 +5,6 @@ from typing import Any
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import TokenLogprob
-from router.access.caller import Caller
 from router.generation import Output, ToolCall
 from router.openai.chat import ChatCompletionRequest
 from router.openai.prompt_logprobs import LOWEST_LOGPROB, prompt_logprobs
@@ -18,6 +17,7 @@ from router.openai.reply import (
     finish_name,
     new_head,
 )
+from router.request_terms import Caller
 
 
 class ChatReply:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pdmux_actor.messages import LogitsProcessing, SamplingParams, StructuredOutput
-from router.admission_request import Priority
 from router.openai.output_form import Choices, FormText, ResponseFormat, StructuredOutputs, form_of
 from router.openai.peer_parameters import (
     REFUSED_PEER_PARAMETERS,
@@ -16,6 +15,7 @@ from router.openai.peer_parameters import (
     RefusedPeerParameters,
 )
 from router.openai.request_part import Integer, RequestPart
+from router.request_terms import Priority
 
 MAX_STOP_STRINGS = 16
 MAX_N = 16

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from router.access.caller import Caller
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import message
 from router.openai.reply import Choice, new_head
+from router.request_terms import Caller
 from router.responses.chat_of_responses import chat_of_responses, messages_of
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import REFERENCE, InputItem, ResponsesBody, read_responses_body

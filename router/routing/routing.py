@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from router.admission_request import AdmissionRequest
+from router.request_terms import AdmissionRequest
 from router.routing.prefix_index import PrefixIndex
 from router.routing.routing_table import Candidates, Floats, RoutingTable, UnreportedLoad
 from router.view import FleetView

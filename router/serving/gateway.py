@@ -9,10 +9,8 @@ from importlib.metadata import version
 
 from pdmux_actor.messages import StructuredOutput
 from router.access.access_control import AccessControl
-from router.access.caller import ANYBODY, Caller
 from router.admission.admission import AdmissionSettings
 from router.admission.demand_report import DemandReport
-from router.admission_request import Priority
 from router.errors import (
     GatewayNotReady,
     InvalidRequest,
@@ -32,6 +30,7 @@ from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
+from router.request_terms import ANYBODY, Caller, Priority
 from router.routing.routing import RoutingSettings
 from router.serving.embedding_generations import embedding_generations, embedding_prompts
 from router.serving.embeddings_response import EmbeddingsResponse

@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from router.access.caller import Caller
 from router.admission.admission import Admit, NoCapacity, Outcome, Queue, Shed
-from router.admission_request import AdmissionRequest
 from router.errors import GatewayNotReady, InvalidRequest, ModelNotFound, ModelUnavailable, Overloaded, RouterError
 from router.gateway_scheduler import GatewayScheduler
 from router.generation import Generation, Output
 from router.limits import GatewayLimits
+from router.request_terms import AdmissionRequest, Caller
 from router.routing.routing import UnitChoice
 from router.serving.generation_relay import GenerationRelay
 from router.telemetry.metrics import GatewayMetrics, GenerationStopwatch

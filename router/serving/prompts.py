@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdmux_actor.messages import StructuredOutput
-from router.admission_request import AdmissionRequest
 from router.errors import ContextLengthExceeded, InvalidRequest
 from router.generation import ReplyShape
 from router.live_view import ContextLengths
@@ -13,6 +12,7 @@ from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.parameters import MAX_PROMPT_LOGPROBS, GenerationParameters
 from router.openai.tools import ToolUse
+from router.request_terms import AdmissionRequest
 from router.text.reply_templates import TOOL_FIELD, forced_call, separates, without
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pdmux_actor.messages import Slo
-from router.access.caller import GrantedSlo
+from router.request_terms import GrantedSlo
 from traces.timeliness import SloTarget, is_in_time
 
 _MOST_MOVES = 16

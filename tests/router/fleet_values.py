@@ -3,8 +3,8 @@
 from pdmux_actor.lease import ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
 from placement.unit_role import UnitRole
-from router.admission_request import AdmissionRequest, Priority
 from router.gateway_scheduler import GatewayScheduler
+from router.request_terms import AdmissionRequest, Priority
 from router.view import FleetView, ModelCard, UnitView
 
 

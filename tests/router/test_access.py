@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pdmux_actor.messages import Slo
 from router.access.api_keys import FreshKey, KeyEntry, KeyRing, make_key
 from router.access.rate_limits import RateLimits
-from router.admission_request import Priority
 from router.errors import InvalidApiKey
 from router.limits import GatewayLimits
+from router.request_terms import Priority
 
 MODEL = "demo/bytes"
 BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 3}

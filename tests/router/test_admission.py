@@ -10,8 +10,8 @@ from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import Slo
 from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
 from router.admission.learned_estimates import DrainRate, OutputLengths, WakeTimes
-from router.admission_request import Priority
 from router.gateway_scheduler import GatewayScheduler
+from router.request_terms import Priority
 
 FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: three requests of 100
 

@@ -11,7 +11,6 @@ from fake_unit import eventually
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
-from router.access.caller import Caller
 from router.batches.batch_lease import BatchLease
 from router.batches.batch_record import BatchRequest, BatchState
 from router.batches.batch_run import BatchRun
@@ -19,6 +18,7 @@ from router.batches.input_lines import InputLine
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.object_store import ObjectStore
+from router.request_terms import Caller
 
 
 async def test_batch__chat_completions_and_responses__every_line_has_one_result_by_its_id(start) -> None:

@@ -7,8 +7,8 @@ from pdmux_actor.messages import Slo
 from router.admission.admission import Admit
 from router.admission.fair_queue import FairQueue
 from router.admission.service_counters import ServiceCounters
-from router.admission_request import AdmissionRequest
 from router.gateway_scheduler import GatewayScheduler
+from router.request_terms import AdmissionRequest
 
 FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: two requests of 100
 

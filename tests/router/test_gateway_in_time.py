@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdmux_actor.messages import Slo
-from router.access.caller import GrantedSlo
 from router.admission.block_ledger import QuotaLedger
 from router.admission.demand_counts import DemandCounts
+from router.request_terms import GrantedSlo
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.service_report import ServiceReport
 from router.telemetry.unit_metrics import UnitCollector

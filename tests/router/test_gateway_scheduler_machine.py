@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pdmux_actor.lease import ModelPhase
 from placement.unit_role import UnitRole
 from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
-from router.admission_request import Priority
 from router.gateway_scheduler import GatewayScheduler
+from router.request_terms import Priority
 
 MODELS = ("a", "b")
 MAX_WAITING = 5

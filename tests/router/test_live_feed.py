@@ -10,12 +10,12 @@ from starlette.testclient import TestClient
 from pdmux_actor.messages import Slo
 from router.access.access_control import AccessControl
 from router.access.api_keys import KeyEntry, KeyRing, make_key
-from router.access.caller import GrantedSlo
 from router.access.key_figures import summed_figures
 from router.errors import InvalidRequest, RateLimited
 from router.http.app import create_app
 from router.http.live_feed import EVERY_S, LiveFeed, LiveTopic
 from router.http.live_routes import LiveSources
+from router.request_terms import GrantedSlo
 from router.serving.gateway import Gateway
 from router.telemetry.receipts import ReceiptBook, merged_receipts
 from router.telemetry.service_report import ServiceReport

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pdmux_actor.messages import Slo
 from router.admission.admission import Admit, Shed
 from router.admission.flow_queue import turn_works
-from router.admission_request import AdmissionRequest
 from router.gateway_scheduler import GatewayScheduler
+from router.request_terms import AdmissionRequest
 
 STEP_S = 0.005
 PER_TOKEN_S = 1e-4

@@ -8,7 +8,6 @@ import pytest
 from fake_unit import FakeUnit
 
 from router.access.api_keys import KeyEntry, KeyRing, make_key
-from router.admission_request import Priority
 from router.errors import InvalidRequest
 from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
@@ -19,6 +18,7 @@ from router.openai.peer_parameters import (
     InertChatParameters,
     InertPeerParameters,
 )
+from router.request_terms import Priority
 
 MODEL = "demo/bytes"
 HELLO = [{"role": "user", "content": "hello"}]
