@@ -1,5 +1,5 @@
-"""The terms on which a request is served: who asks, with which priority and targets; and what admission and routing know
-of one generation.
+"""The terms on which a request is served: who asks, with which priority and targets, and what admission and routing
+know of one generation.
 """
 
 from collections.abc import Mapping

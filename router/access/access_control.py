@@ -1,5 +1,6 @@
-"""The gate in front of the API: who asks, as headers tell, and keys, allow-lists and rates. Without a key ring everybody
-is let in.
+"""The gate in front of the API: who asks, by the headers, and keys, allow-lists and rates.
+
+Without a key ring everybody is let in.
 """
 
 import math

@@ -8,8 +8,7 @@ from router.admission.block_ledger import QuotaLedger
 from router.admission.blocked_turns import BlockedTurns
 from router.admission.fair_queue import FairQueue
 from router.admission.flow import Standing, Waiting
-from router.admission.learned_estimates import OutputLengths, WakeTimes
-from router.admission.queue_forecast import QueueForecast, QueueForecaster
+from router.admission.learned_estimates import OutputLengths, QueueForecast, QueueForecaster, WakeTimes
 from router.admission.service_counters import virtual_tokens
 from router.request_terms import AdmissionRequest
 from router.routing.routing import UnitChoice, UnitRouter

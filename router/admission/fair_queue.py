@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from router.admission.flow import Standing, Waiting
 from router.admission.flow_queue import FlowQueue, Turn
-from router.admission.queue_forecast import QueueForecast
+from router.admission.learned_estimates import QueueForecast
 from router.admission.service_counters import ServiceCounters, virtual_tokens
 from router.request_terms import AdmissionRequest
 

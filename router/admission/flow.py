@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from pdmux_actor.scheduling.serving_order import Candidate, serving_order
-from router.admission.queue_forecast import QueueForecast
+from router.admission.learned_estimates import QueueForecast
 from router.request_terms import AdmissionRequest
 
 

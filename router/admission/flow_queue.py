@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.admission.flow import Flow, Standing, Waiting
-from router.admission.queue_forecast import LATE_SHARE, QueueForecast
+from router.admission.learned_estimates import LATE_SHARE, QueueForecast
 from router.admission.service_counters import ServiceCounters
 from router.request_terms import Priority
 
