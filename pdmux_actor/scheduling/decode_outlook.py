@@ -1,6 +1,6 @@
 """Works out how long the next decode step of a model takes, share by share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pdmux_actor.scheduling.learned_scales import ScalesByShare
 from profiler.bandwidth_sharing import DecodeReads
@@ -74,3 +74,13 @@ class DecodeOutlook:
     def worst_s(self, sms: int, beside: Sequence[ChunkShape]) -> float:
         """The worst case beside a prefill of these chunks."""
         return self.solo_s(sms) * self.slowdowns(beside).on(sms)
+
+
+def steps_s(outlooks: Iterable[DecodeOutlook], sms: int, beside: Sequence[ChunkShape] = ()) -> float:
+    """Sums the steps of several models on this share, one after the other; at worst where they are `beside` a prefill
+    of these chunks.
+    """
+    total_s = 0.0
+    for outlook in outlooks:
+        total_s += outlook.worst_s(sms, beside) if beside else outlook.solo_s(sms)
+    return total_s

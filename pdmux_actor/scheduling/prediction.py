@@ -1,7 +1,7 @@
 """Latency predictions that learn from what launches really took."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.learned_scales import LearnedScales, MeasuredSteps
+from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.bandwidth_sharing import ReadsByModel, slowdown_beside
 from profiler.contention import WINDOW, ContentionGuard, GuardCell, worst_of
@@ -130,6 +131,10 @@ class LatencyPredictor:
             outlook = DecodeOutlook(reads, contexts, self._by_share(spec, contexts), scales, beside, self.guard)
             self._outlooks[model] = outlook
         return outlook
+
+    def decode_outlooks(self, queues: Iterable[ModelQueue]) -> list[DecodeOutlook]:
+        """Predicts the next step of each of the models, all sequences of which decode."""
+        return [self.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
 
     def known_decode_shares(self, model: str, batch: int) -> Set[int]:
         """Shares on which steps of about this batch were measured, without a prefill beside them."""

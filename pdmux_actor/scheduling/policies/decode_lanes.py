@@ -120,7 +120,7 @@ class KeptDivision:
             and is_near(_steps_at_once_s(predictor, decoding, kept), self._steps_s)
         ):
             return kept
-        outlooks = [predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in decoding]
+        outlooks = predictor.decode_outlooks(decoding)
         kept = self._division = divide(state.device, outlooks, share_sms, state.settings.decode_lanes)
         self._share_sms, self._batches = share_sms, DecodeBatches.of(decoding)
         self._steps_s = _steps_at_once_s(predictor, decoding, kept)
@@ -130,8 +130,7 @@ class KeptDivision:
 def _steps_at_once_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], division: Division) -> float:
     """Predicts one step of every model on a part of its own, without the sharing of the bandwidth."""
     total_s, sms = 0.0, division.sms
-    for queue in decoding:
-        outlook = predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens)
+    for outlook in predictor.decode_outlooks(decoding):
         step_s = outlook.solo_s(sms)
         total_s += step_s if division.lanes == 1 else step_s * outlook.beside_decodes_factor(sms)
     return total_s
@@ -144,7 +143,7 @@ def decodes_at_once(
 
     Others may be in flight on parts of another share. What of them is beyond this one comes to its end.
     """
-    outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in decoding]
+    outlooks = state.predictor.decode_outlooks(decoding)
     division = divide(state.device, outlooks, share_sms, state.settings.decode_lanes)
     return fill_lanes(state, turn, division, share_sms=share_sms, steps=steps)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
+from pdmux_actor.scheduling.decode_outlook import steps_s
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import gain_of_lanes
 from pdmux_actor.scheduling.prediction import PrefillOutlook
@@ -41,7 +42,7 @@ class DecodeCycle:
 
     def __init__(self, state: UnitState, queues: Sequence[ModelQueue], *, beside: Sequence[ChunkShape] = ()) -> None:
         self._beside = beside
-        self._outlooks = [state.predictor.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
+        self._outlooks = state.predictor.decode_outlooks(queues)
         self._gain = 1.0
         if len(queues) > 1 and state.settings.decode_lanes > 1:
             models = tuple([q.model for q in queues])
@@ -76,16 +77,10 @@ class DecodeCycle:
             yield share, self._gain * alone_s, self._gain * worst_s
 
     def _sum_s(self, sms: int) -> float:
-        total_s = 0.0
-        for outlook in self._outlooks:
-            total_s += outlook.solo_s(sms)
-        return self._gain * total_s
+        return self._gain * steps_s(self._outlooks, sms)
 
     def _sum_of_worst_s(self, sms: int) -> float:
-        total_s, beside = 0.0, self._beside
-        for outlook in self._outlooks:
-            total_s += outlook.worst_s(sms, beside)
-        return self._gain * total_s
+        return self._gain * steps_s(self._outlooks, sms, self._beside)
 
 
 def decode_cycle_s(

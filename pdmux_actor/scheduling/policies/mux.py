@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
+from pdmux_actor.scheduling.decode_outlook import steps_s
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near, may_add_decode
@@ -60,7 +61,7 @@ class ShareAlone(msgspec.Struct, kw_only=True, gc=False):
         for known, queue in zip(self.known, decoding, strict=True):
             if known is not predictor.known_decode_shares(queue.model, len(queue.running)):
                 return None
-        cycle_s = self.gain * _steps_s(predictor, decoding, self.sms)
+        cycle_s = self.gain * steps_s(predictor.decode_outlooks(decoding), self.sms)
         return cycle_s if is_near(cycle_s, self.cycle_s) else None
 
 
@@ -201,14 +202,6 @@ def _choose_share(
         cycle_s=cycle_s,
         tightest_s=tightest_s,
     )
-
-
-def _steps_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], sms: int) -> float:
-    """Predicts one step of every model, one after the other and alone."""
-    total_s = 0.0
-    for queue in decoding:
-        total_s += predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s(sms)
-    return total_s
 
 
 def _may_look_ahead(alone: ShareAlone, cycle_s: float) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from pdmux_actor.scheduling.batching import PrefillBatch
+from pdmux_actor.scheduling.decode_outlook import steps_s
 from pdmux_actor.scheduling.partition import decode_shares, least_share
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near
@@ -35,7 +36,7 @@ from pdmux_actor.scheduling.policies.forecast import (
 )
 from pdmux_actor.scheduling.policies.fusing import fused_steps
 from pdmux_actor.scheduling.policies.request_delays import Delays, LaneLoad
-from pdmux_actor.scheduling.prediction import STEADY_SPREAD, LatencyPredictor
+from pdmux_actor.scheduling.prediction import STEADY_SPREAD
 from pdmux_actor.scheduling.queues import ModelQueue
 
 BEARABLE_UTILISATION = 0.9
@@ -208,21 +209,11 @@ class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
             batch=batch,
             batches=DecodeBatches.of(decoding),
             num_waiting=state.num_prompts,
-            steps_s=_worst_steps_s(state.predictor, decoding, way.decode_sms, batch),
+            steps_s=steps_s(state.predictor.decode_outlooks(decoding), way.decode_sms, batch.shapes),
         )
 
     def holds(self, state: UnitState, decoding: Sequence[ModelQueue]) -> bool:
-        return (
-            self.batch is state.batch
-            and self.batches.are_of(decoding)
-            and self.num_waiting == state.num_prompts
-            and is_near(_worst_steps_s(state.predictor, decoding, self.way.decode_sms, self.batch), self.steps_s)
-        )
-
-
-def _worst_steps_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], sms: int, batch: PrefillBatch) -> float:
-    """Predicts one step of every model, one after the other, at worst beside the prefill batch."""
-    total_s, beside = 0.0, batch.shapes
-    for queue in decoding:
-        total_s += predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).worst_s(sms, beside)
-    return total_s
+        if self.batch is not state.batch or self.num_waiting != state.num_prompts or not self.batches.are_of(decoding):
+            return False
+        outlooks = state.predictor.decode_outlooks(decoding)
+        return is_near(steps_s(outlooks, self.way.decode_sms, self.batch.shapes), self.steps_s)
