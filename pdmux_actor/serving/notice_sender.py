@@ -2,8 +2,10 @@
 
 import socket
 import threading
+from collections.abc import Sequence
 
-from pdmux_actor.serving.commands import Notice
+from pdmux_actor.messages import TokenEvent
+from pdmux_actor.serving.commands import Notice, Tokens
 from pdmux_actor.serving.frames import framed
 
 
@@ -28,6 +30,9 @@ class NoticeSender:
             if data:
                 self._backlog += data
                 self._changed.notify_all()
+
+    def send_tokens(self, events: Sequence[TokenEvent]) -> None:
+        self.send(Tokens(tuple(events)))
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything is written; False when it is not after `timeout_s`."""

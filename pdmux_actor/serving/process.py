@@ -16,9 +16,8 @@ import msgspec
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.base import HostingExecutor
-from pdmux_actor.messages import TokenEvent
 from pdmux_actor.serving.command_intake import CommandIntake
-from pdmux_actor.serving.commands import EngineSettings, LoadReported, Started, Tokens
+from pdmux_actor.serving.commands import EngineSettings, LoadReported, Started
 from pdmux_actor.serving.contention_store import ContentionStore
 from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.executors import build_executor
@@ -57,17 +56,13 @@ def main(arguments: Sequence[str]) -> None:
     if known is not None:
         known.check_device(executor.device)
     keeper = ContentionStore(settings.guard, executor.device, None if known is None else known.guard)
-
-    def send_tokens(events: Sequence[TokenEvent]) -> None:
-        sender.send(Tokens(tuple(events)))
-
     loop, inbox = build_engine(
         executor,
         policy=settings.policy,
         settings=settings.scheduler,
         latency=RooflineLatency(executor.device, num_gpus=settings.num_gpus) if known is None else known.latency,
         guard=keeper.guard,
-        outbox=send_tokens,
+        outbox=sender.send_tokens,
         on_load_report=lambda report: sender.send(LoadReported(report)),
         on_detached=lambda model: loaded_models.on_detached(model),
         num_ranks=1 if settings.kind == "simulated" else settings.num_gpus,
@@ -81,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
         host_memory_bytes=host_bytes,
         on_loaded=forms.offer,
     )
-    structured = StructuredRequests(forms.compile, inbox, lambda e: send_tokens([e]))
+    structured = StructuredRequests(forms.compile, inbox, lambda event: sender.send_tokens([event]))
     sender.send(
         Started(
             device=executor.device.name,
