@@ -25,7 +25,7 @@ from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.console_parts import joined_parts
 from router.telemetry.fleet_metrics import merged_exposition
-from router.telemetry.receipts import write_requests_to_stdout
+from router.telemetry.service_report import write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
 from router.view import FleetView
 from router.what_if import WhatIfChanges

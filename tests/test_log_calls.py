@@ -11,7 +11,7 @@ ROOMS = ("pdmux_actor/serving", "pdmux_actor/backends", "router", "deploy")
 LEVELS = frozenset({"info", "warning", "error", "exception", "critical", "log"})
 PASSED_ON = {
     "pdmux_actor/backends/native.py": "lines of the engine process, which have fields of their own",
-    "router/telemetry/receipts.py": "the request log, each line of which is a JSON document",
+    "router/telemetry/service_report.py": "the request log, each line of which is a JSON document",
 }
 FIELDS = {
     "pdmux_actor/serving/lease_follower.py": {"model"},

@@ -8,7 +8,7 @@ from deploy.inspection.live_fleet import LiveFleet, LiveSample
 from deploy.inspection.plan_report import PlanReport
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from router.access.key_fairness import KeysReport
-from router.telemetry.receipts import RequestReceipts
+from router.telemetry.service_report import RequestReceipts
 
 
 def live_json_schema() -> dict[str, Any]:

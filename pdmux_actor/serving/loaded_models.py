@@ -21,8 +21,7 @@ from pdmux_actor.serving.commands import (
     RemoveModelCommand,
     ResizePoolCommand,
 )
-from pdmux_actor.serving.notice_sender import NoticeSender
-from pdmux_actor.serving.read_progress import ReadProgress
+from pdmux_actor.serving.notice_sender import NoticeSender, ReadProgress
 from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
 
 logger = logging.getLogger(__name__)

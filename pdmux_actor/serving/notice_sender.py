@@ -1,12 +1,19 @@
 """The engine process's side of the wire: sends without making the engine thread wait for a slow actor."""
 
+import logging
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 from pdmux_actor.messages import TokenEvent
-from pdmux_actor.serving.commands import Notice, Tokens
+from pdmux_actor.serving.commands import Notice, Tokens, WeightsRead
 from pdmux_actor.serving.frames import framed
+
+logger = logging.getLogger(__name__)
+
+_TELL_EVERY_S = 0.25
+_LOG_EVERY_S = 5.0
 
 
 class NoticeSender:
@@ -65,3 +72,25 @@ class NoticeSender:
                     self._writing = False
                     self._changed.notify_all()
                 return
+
+
+class ReadProgress:
+    """Is told at every tensor, by one thread at a time, how far reading a model is, and passes on to the actor
+    and the log what a person can follow.
+    """
+
+    def __init__(self, model: str, sender: NoticeSender) -> None:
+        self._model = model
+        self._sender = sender
+        self._began_s = self._logged_s = time.monotonic()
+        self._told_s = float("-inf")
+
+    def note(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_EVERY_S:
+            self._told_s = now_s
+            self._sender.send(WeightsRead(self._model, done_bytes, total_bytes))
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            read = {"done_bytes": done_bytes, "total_bytes": total_bytes, "elapsed_s": round(now_s - self._began_s, 1)}
+            logger.info("weights are read", extra={"model": self._model, **read})

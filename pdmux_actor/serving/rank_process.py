@@ -16,12 +16,16 @@ from collections.abc import Sequence
 import msgspec
 
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor.ranks.following_rank import FollowingRank
+from pdmux_actor.executor.ranks.following_rank import FollowingExecutor, FollowingRank
+from pdmux_actor.executor.ranks.following_runner import FollowingRunner
+from pdmux_actor.executor.ranks.lane_group import measured_links, open_lane_groups
 from pdmux_actor.executor.ranks.rank_frames import FromRank, RankSettings, ToRank
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.models.rank_share import RankShare
+from pdmux_actor.models.torch_threads import use_torch_threads
 from pdmux_actor.serving.engine_log import log_to_actor
-from pdmux_actor.serving.following_executor import open_following_executor
 from pdmux_actor.serving.frames import FrameReader, framed
-from pdmux_actor.serving.parent_death import die_with_parent
+from pdmux_actor.serving.own_program import die_with_parent
 
 _RECEIVE_BYTES = 256 * 1024
 _EXIT_FAILED = 70  # EX_SOFTWARE of sysexits.h
@@ -36,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     connection = socket.socket(fileno=int(arguments[0]))
     settings = msgspec.json.decode(arguments[1], type=RankSettings)
     try:
-        executor = open_following_executor(settings)
+        executor = _open_executor(settings)
     except DeviceUnavailable as error:
         sys.exit(str(error))
     sending = threading.Lock()
@@ -58,6 +62,26 @@ def main(arguments: Sequence[str]) -> None:
         logger.exception("a rank cannot go on", extra={"rank": settings.rank})
         os._exit(_EXIT_FAILED)
     os._exit(0)  # a lane may wait in a sum whose leader has gone
+
+
+def _open_executor(settings: RankSettings) -> FollowingExecutor:
+    """Meets the other ranks. Raises DeviceUnavailable."""
+    share = RankShare(rank=settings.rank, num_ranks=settings.num_ranks)
+    if settings.device is None:
+        from pdmux_actor.serving.cuda_ranks import open_following_cuda_executor  # needs triton
+
+        return open_following_cuda_executor(settings, share)
+    groups = open_lane_groups(settings.store, settings.rank, settings.num_ranks, settings.num_lanes)
+    measured_links(groups[0], settings.device, settings.num_ranks)
+    use_torch_threads(1)  # the cores are the lanes'
+    return TorchCpuExecutor(
+        kv_pool_bytes=settings.kv_pool_bytes,
+        block_bytes=settings.block_bytes,
+        device=settings.device,
+        cores=settings.cores,
+        share=share,
+        make_runner=lambda number, models: FollowingRunner(models, groups[number]),
+    )
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.admission.block_ledger import QuotaLedger
-from router.admission.blocked_turns import BlockedTurns
-from router.admission.fair_queue import FairQueue
+from router.admission.fair_queue import BlockedTurns, FairQueue
 from router.admission.flow import Standing, Waiting
 from router.admission.learned_estimates import OutputLengths, QueueForecast, QueueForecaster, WakeTimes
 from router.admission.service_counters import virtual_tokens

@@ -15,8 +15,8 @@ from router.error_bodies import error_response, internal_error_response
 from router.errors import AdminOnly, HeadersTooLarge, InvalidApiKey, ModelNotAllowed, RateLimited, RouterError
 from router.http.streaming import ClientDisconnected
 from router.telemetry.metrics import GatewayMetrics
-from router.telemetry.receipts import ReceiptBook, log_request
 from router.telemetry.request_labels import CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
+from router.telemetry.service_report import ReceiptBook, log_request
 from router.telemetry.tracing import RequestSpans, RequestTrace
 
 logger = logging.getLogger(__name__)

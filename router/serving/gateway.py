@@ -51,9 +51,8 @@ from router.serving.reply_reading import read_parts
 from router.serving.response import GenerationResponse, generations_of, interleave, so_many_at_once
 from router.serving.tokenizing import detokenize, tokenize
 from router.telemetry.metrics import GatewayMetrics
-from router.telemetry.receipts import ReceiptBook
 from router.telemetry.request_events import RequestEvents
-from router.telemetry.service_report import ServiceReport
+from router.telemetry.service_report import ReceiptBook, ServiceReport
 from router.text.lane import StartText, TextProcess
 from router.text.replies import Replies
 from router.text.tokenization import Tokenizers

@@ -8,7 +8,7 @@ import msgspec
 
 from router.access.key_fairness import keys_report
 from router.access.key_figures import KeyFigures, summed_figures
-from router.telemetry.receipts import RequestReceipts, merged_receipts
+from router.telemetry.service_report import RequestReceipts, merged_receipts
 
 logger = logging.getLogger(__name__)
 

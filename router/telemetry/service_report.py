@@ -1,13 +1,29 @@
-"""Reports to a request how it was served: response headers and the request log."""
+"""Reports how a request was served: response headers, a line in the log, and receipts of the last and the slowest."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import heapq
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import msgspec
 
 from pdmux_actor.messages import Slo
+from router.errors import RouterError
 from router.request_terms import GrantedSlo
+from router.telemetry.request_labels import GENERATION_ENDPOINTS
 from traces.timeliness import SloTarget, is_in_time
 
+logger = logging.getLogger("muxfleet.requests")
+
 _MOST_MOVES = 16
+_LAST = 64
+_SLOWEST = 32
+_WINDOW_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +151,175 @@ def _rounded_ms(seconds: float | None) -> float | None:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f}"
+
+
+def write_requests_to_stdout() -> None:
+    """Writes requests to standard output, for processes whose output is collected, as Serve's replicas'."""
+    handler = logging.StreamHandler(sys.__stdout__ or sys.stdout)  # Serve's own in its place makes text of the lines
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def log_request(state: Mapping[str, Any], *, endpoint: str, status: int, elapsed_s: float) -> None:
+    """`state` is the request's: id, model, report, error, as far as it came. Nothing of prompts, answers or keys."""
+    if endpoint not in GENERATION_ENDPOINTS or not logger.isEnabledFor(logging.INFO):
+        return
+    report: ServiceReport | None = state.get("report")
+    error: RouterError | None = state.get("error")
+    line = {
+        "request_id": state["request_id"],
+        "model": state.get("model", ""),
+        "tenant": state.get("tenant", ""),
+        "endpoint": endpoint,
+        "status": status,
+        "error": None if error is None else type(error).__name__,
+        "elapsed_ms": round(elapsed_s * 1000, 3),
+        **({} if report is None else report.as_dict()),
+    }
+    logger.info("%s", msgspec.json.encode(line).decode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Seconds since the request came, but for `ended_s`, which is of the day. `queue_s` is the wait for its turn at the
+    gateway, of it `cold_s` without a unit that had the model; `prefill_s` from there to the first token, of it
+    `ahead_s` expected for others on the unit; the rest up to `elapsed_s` is decoding. `waited_for` says behind what it
+    queued. `key` is its API key's name.
+    """
+
+    request_id: str
+    ended_s: float
+    model: str
+    key: str
+    endpoint: str
+    status: int
+    error: str
+    elapsed_s: float
+    unit: str = ""
+    queue_s: float = 0.0
+    cold_s: float = 0.0
+    prefill_s: float = 0.0
+    ahead_s: float = 0.0
+    ttft_s: float | None = None
+    predicted_ttft_s: float | None = None
+    worst_gap_s: float = 0.0
+    target_ttft_s: float = 0.0
+    target_tbt_s: float = 0.0
+    in_time: bool = False
+    prompt_tokens: int = 0
+    prefix_tokens: int = 0
+    output_tokens: int = 0
+    waited_for: str = ""
+    moves: tuple[RequestMove, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestReceipts:
+    """`last`: newest first. `slowest`: of the last ten to twenty minutes, those that took longest first."""
+
+    last: tuple[Receipt, ...]
+    slowest: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What a request left; a Receipt is made of it when somebody looks."""
+
+    ended_s: float
+    request_id: str
+    model: str
+    key: str
+    endpoint: str
+    status: int
+    error: str
+    elapsed_s: float
+    report: ServiceReport | None
+
+
+class ReceiptBook:
+    def __init__(self, time_of_day: Callable[[], float] = time.time) -> None:
+        self._time_of_day = time_of_day
+        self._last: deque[_Ended] = deque(maxlen=_LAST)
+        self._slowest: list[tuple[float, int, _Ended]] = []
+        self._before: list[tuple[float, int, _Ended]] = []  # of the window that is over
+        self._window_s = 0.0
+        self._numbers = count()
+
+    def note(self, state: Mapping[str, Any], *, endpoint: str, status: int, elapsed_s: float) -> None:
+        """`state` is the request's: id, model, report, error, as far as it came."""
+        if endpoint not in GENERATION_ENDPOINTS:
+            return
+        error: RouterError | None = state.get("error")
+        ended = _Ended(  # and not the state: an error's frames hold the whole request
+            self._time_of_day(),
+            state["request_id"],
+            state.get("model", ""),
+            state.get("tenant", ""),
+            endpoint,
+            status,
+            "" if error is None else str(error),
+            elapsed_s,
+            state.get("report"),
+        )
+        self._last.append(ended)
+        if ended.ended_s - self._window_s >= _WINDOW_S:
+            is_next = ended.ended_s - self._window_s < 2 * _WINDOW_S
+            self._before, self._slowest = (self._slowest if is_next else []), []
+            self._window_s = ended.ended_s
+        entry = (elapsed_s, next(self._numbers), ended)
+        if len(self._slowest) < _SLOWEST:
+            heapq.heappush(self._slowest, entry)
+        elif elapsed_s > self._slowest[0][0]:
+            heapq.heapreplace(self._slowest, entry)
+
+    def told(self) -> RequestReceipts:
+        slow = heapq.nlargest(_SLOWEST, [*self._slowest, *self._before])
+        return RequestReceipts(
+            last=tuple(_receipt(e) for e in reversed(self._last)),
+            slowest=tuple(_receipt(ended) for _, _, ended in slow),
+        )
+
+
+def merged_receipts(of_gateways: Iterable[RequestReceipts]) -> RequestReceipts:
+    """Returns what all gateways together would keep."""
+    books = list(of_gateways)
+    last = heapq.nlargest(_LAST, (r for b in books for r in b.last), key=lambda r: r.ended_s)
+    slowest = heapq.nlargest(_SLOWEST, (r for b in books for r in b.slowest), key=lambda r: r.elapsed_s)
+    return RequestReceipts(last=tuple(last), slowest=tuple(slowest))
+
+
+def _receipt(ended: _Ended) -> Receipt:
+    told = Receipt(
+        request_id=ended.request_id,
+        ended_s=ended.ended_s,
+        model=ended.model,
+        key=ended.key,
+        endpoint=ended.endpoint,
+        status=ended.status,
+        error=ended.error,
+        elapsed_s=ended.elapsed_s,
+    )
+    report = ended.report
+    if report is None:
+        return told
+    return replace(
+        told,
+        unit=report.unit_id,
+        queue_s=report.queue_s,
+        cold_s=report.cold_s,
+        prefill_s=report.prefill_s,
+        ahead_s=report.ahead_s,
+        ttft_s=report.ttft_s,
+        predicted_ttft_s=report.predicted_ttft_s,
+        worst_gap_s=report.worst_gap_s,
+        target_ttft_s=report.slo.ttft_s,
+        target_tbt_s=report.slo.tbt_s,
+        in_time=report.in_time,
+        prompt_tokens=report.prompt_tokens,
+        prefix_tokens=report.prefix_tokens,
+        output_tokens=report.output_tokens,
+        waited_for=report.waited_for,
+        moves=tuple(report.moves),
+    )

@@ -26,7 +26,7 @@ from router.access.key_figures import KeyFigures
 from router.admission.demand_report import DemandReport, ModelAsked
 from router.http.live_routes import LiveSources
 from router.serving.gateway import Gateway
-from router.telemetry.receipts import ReceiptBook
+from router.telemetry.service_report import ReceiptBook
 from router.what_if import WhatIfChanges
 
 BEAT_S = 0.5

@@ -17,8 +17,7 @@ from router.http.live_feed import EVERY_S, LiveFeed, LiveTopic
 from router.http.live_routes import LiveSources
 from router.request_terms import GrantedSlo
 from router.serving.gateway import Gateway
-from router.telemetry.receipts import ReceiptBook, merged_receipts
-from router.telemetry.service_report import ServiceReport
+from router.telemetry.service_report import ReceiptBook, ServiceReport, merged_receipts
 
 FLEET = LiveTopic("fleet")
 

@@ -9,7 +9,6 @@ from typing import Any
 from pdmux_actor.backends.sglang.launch import Launch
 from pdmux_actor.backends.sglang.requests import generate_arguments, token_event
 from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
-from pdmux_actor.serving.commands import Tokens
 from pdmux_actor.serving.notice_sender import NoticeSender
 
 logger = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class RequestStreams:
 
     def _flush(self) -> None:
         events, self._outgoing = self._outgoing, []
-        self._sender.send(Tokens(tuple(events)))
+        self._sender.send_tokens(events)
 
 
 def _unsupported(request: GenerateRequest) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ or prefilled beside decode on the share of SMs that prefill_options.py chooses, 
 section 3.4). When no prompt waits, decode looks a few steps ahead (DuetServe, section 4.3), on half of the SMs or less
 if that does not slow it down: the next prompt can start at once. Decodes of several models take turns, or run at once
 on parts of the decode share where that is faster (decode_lanes.py, after MuxServe's ADBS). Prompts share a batch only
-where that saves time (prefill_slice.py).
+where that saves time (side_by_side.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set

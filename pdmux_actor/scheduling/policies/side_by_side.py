@@ -1,5 +1,6 @@
 """Prefill and decode at once, on shares that meet the TBT target (MuxWise §3.4). What `mux` and `muxwise` share."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,22 +10,22 @@ from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode
 from pdmux_actor.scheduling.policies.decode_lanes import KeptDivision, fill_lanes, may_add_decode
 from pdmux_actor.scheduling.policies.forecast import (
     DecodeCycle,
+    batch_left_s,
     decode_cycle_s,
     head_sequence,
     prefill_shapes,
     tightest_tbt_s,
     whole_prefill_s,
 )
-from pdmux_actor.scheduling.policies.prefill_slice import (
-    layers_per_slice,
-    layers_within,
-    preempting_model,
-    prompts_worth_batching,
-)
 from pdmux_actor.scheduling.policies.request_delays import PrefillLoad
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from profiler.latency import ChunkShape
+
+_LONGEST_SLICE_STEPS = 1.5
+# A prompt joins a batch that saves at least this share of the prompt's own time. Where prefill is compute-bound a batch
+# saves nothing: its first prompts only wait for its last.
+_LEAST_SAVING = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class SideBySide:
     """Re-decides at every decode end and at every prefill slice end; neither lane waits for the other.
 
     With `paced` prompts of all models go by their serving order, are only batched where that makes them faster
-    (prefill_slice.py), and slices are no longer than one and a half decode steps.
+    (`prompts_worth_batching`), and slices are no longer than one and a half decode steps.
     """
 
     def __init__(self, *, paced: bool = False) -> None:
@@ -192,3 +193,77 @@ def _waits_for_merge(state: UnitState) -> bool:
     """Without query-based synchronisation decode waits for the end of a prefill, to merge its sequences (§3.2.3)."""
     ending = state.batch is not None and state.batch.in_flight and state.batch.on_last_slice
     return ending and not state.settings.query_sync
+
+
+def layers_per_slice(decode_s: float, prefill_s: float, num_layers: int) -> int:
+    """N_PL = ceil(T_d * N_T / T_P), at least 1 and at most N_T (MuxWise §3.4.1).
+
+    The slice then lasts about as long as the decode work beside it, so neither lane waits for the other.
+
+    >>> layers_per_slice(decode_s=0.02, prefill_s=0.4, num_layers=32)
+    2
+    >>> layers_per_slice(decode_s=1.0, prefill_s=0.4, num_layers=32)
+    32
+    """
+    if prefill_s <= 0:
+        return num_layers
+    return max(1, min(num_layers, math.ceil(decode_s * num_layers / prefill_s)))
+
+
+def layers_within(decode_s: float, prefill_s: float, num_layers: int) -> int:
+    """N_PL, but no more layers than take one and a half times `decode_s`, unless that is less than one.
+
+    Rounding up makes a slice of two layers that take 0.9 decode steps each: nothing else can start meanwhile.
+
+    >>> layers_within(decode_s=1.0, prefill_s=28.8, num_layers=32), layers_per_slice(1.0, 28.8, 32)
+    (1, 2)
+    >>> layers_within(decode_s=1.0, prefill_s=13.0, num_layers=32)
+    3
+    """
+    longest = num_layers if prefill_s <= 0 else int(_LONGEST_SLICE_STEPS * decode_s * num_layers / prefill_s)
+    return max(1, min(longest, layers_per_slice(decode_s, prefill_s, num_layers)))
+
+
+def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
+    """A model whose next prompt would miss its TTFT behind the batch, makes it before, and lets the batch make its own.
+
+    A batch that will not make its own in any case has nothing to lose, and one that costs more requests their first
+    token than it has itself goes behind them; one that gives way does so to any prompt. Not recursive: a batch that has
+    preempted is not preempted itself. Of several such prompts the most urgent.
+    """
+    batch = state.batch
+    if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
+        return None
+    remaining_s = batch_left_s(state, sms)
+    batch_slack_s = batch.first_token_due_s - now_s
+    keeps_its_own = remaining_s <= batch_slack_s and not batch.is_put_back
+    chosen, chosen_slack_s = None, float("inf")
+    for model in state.prefillable_models():
+        queue = state.queues[model]
+        head = head_sequence(queue)
+        if head.gives_way:
+            continue
+        prefill_s = whole_prefill_s(state, model, [queue.chunk_shape(head)], sms)
+        slack_s = head.first_token_due_s - now_s
+        would_miss = remaining_s + prefill_s > slack_s >= prefill_s
+        can_make_it = head.precedence is Precedence.FIRST or slack_s >= prefill_s
+        goes_before = batch.is_put_back and head.precedence is not Precedence.LATE and can_make_it
+        # What preempts cannot be preempted itself: a long prompt would hold up those for which the batch made way.
+        is_bearable = remaining_s + prefill_s <= batch_slack_s if keeps_its_own else 2 * prefill_s <= remaining_s
+        may_preempt = batch.gives_way or ((would_miss or goes_before) and is_bearable)
+        if may_preempt and slack_s < chosen_slack_s:
+            chosen, chosen_slack_s = model, slack_s
+    return chosen
+
+
+def prompts_worth_batching(state: UnitState, model: str, sms: int) -> int:
+    """Returns how many of the next prompts gain by being one batch, at least 1."""
+    shapes = preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens, whole_prompts=True)
+    batch_s = whole_prefill_s(state, model, shapes[:1], sms)
+    for count in range(1, len(shapes)):
+        longer_s = whole_prefill_s(state, model, shapes[: count + 1], sms)
+        own_s = whole_prefill_s(state, model, shapes[count : count + 1], sms)
+        if longer_s - batch_s > (1 - _LEAST_SAVING) * own_s:
+            return count
+        batch_s = longer_s
+    return max(1, len(shapes))

@@ -7,7 +7,7 @@ from scripted_engine import KV_ROW_TOKENS, ScriptedEngine, step, submitted
 
 from pdmux_actor.kv.prefix_kv import PromptStart
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.serving import kv_fetch
+from pdmux_actor.serving import kv_transfers
 from pdmux_actor.serving.frames import Cancel, Generate
 
 PROMPT = tuple(range(1, 3 * KV_ROW_TOKENS + 2))
@@ -123,7 +123,7 @@ async def test_request__no_room_here__is_computed(leased, source, fake_engine, m
 async def test_request__the_other_says_nothing__is_computed_after_one_step(
     leased, silent, fake_engine, make_request, until, monkeypatch
 ):
-    monkeypatch.setattr(kv_fetch, "STEP_S", 0.05)
+    monkeypatch.setattr(kv_transfers, "STEP_S", 0.05)
     _, peer = leased
 
     first, *_ = await answered(peer, fake_engine, until, make_request(prompt_token_ids=PROMPT, kv_from=silent))
@@ -162,15 +162,15 @@ async def test_unit__stops_while_kv_is_fetched__gives_the_request_back_once(
 
 async def test_unit__asked_for_kv_of_a_model_that_is_not_here__has_none(source):
     unit, _ = source
-    async with kv_fetch.KvSource.opened(unit.endpoint, "secret") as opened:
+    async with kv_transfers.KvSource.opened(unit.endpoint, "secret") as opened:
         assert await opened.rows(PromptStart(model="other", token_ids=PROMPT), 0, ()) is None
         assert await opened.rows(PromptStart(model="tiny", token_ids=PROMPT), 0, ("else",)) is None
 
 
 async def test_unit__wrong_token__gives_nothing(source):
     unit, _ = source
-    with pytest.raises(kv_fetch.StreamRefused, match="wrong stream token"):
-        async with kv_fetch.KvSource.opened(unit.endpoint, "guessed"):
+    with pytest.raises(kv_transfers.StreamRefused, match="wrong stream token"):
+        async with kv_transfers.KvSource.opened(unit.endpoint, "guessed"):
             pass
 
 
