@@ -27,6 +27,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.sequence import AdapterInUse, TokenSequence
 from pdmux_actor.serving.commands import EngineSettings
 
@@ -127,7 +128,7 @@ def main() -> None:
     turns = 5 if args.quick else 40
     base = llama_checkpoint(DEFAULT_CACHE, num_layers=NUM_LAYERS)
     executor = TorchCpuExecutor(kv_pool_bytes=512 << 20, block_bytes=BLOCK_BYTES, default_dtype=args.dtype)
-    info = executor.load_model("m", str(base), revision=None, dtype=None, max_model_len=2048)
+    info = executor.load_model(ModelSource(model="m", source=str(base), max_model_len=2048))
     launches = HandMadeLaunches(executor, info)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

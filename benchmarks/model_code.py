@@ -20,6 +20,7 @@ from report.machine_facts import machine_facts
 
 from pdmux_actor.executor.loading import ModelImplementation
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.launch import ComputeLaunch
 from profiler.specs import DeviceSpec
 
@@ -42,7 +43,7 @@ def opened(folder: Path, dtype: str, implementation: ModelImplementation) -> Han
     executor = TorchCpuExecutor(
         kv_pool_bytes=256 << 20, block_bytes=16384, num_cores=1, device=DEVICE, implementation=implementation
     )
-    info = executor.load_model("llama", str(folder), revision=None, dtype=dtype, max_model_len=2048)
+    info = executor.load_model(ModelSource(model="llama", source=str(folder), dtype=dtype, max_model_len=2048))
     return HandMadeLaunches(executor, info)
 
 

@@ -22,6 +22,7 @@ from report.machine_facts import machine_facts
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.random_checkpoint import write_random_checkpoint
 from pdmux_actor.scheduling.launch import ComputeLaunch
 from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
@@ -65,7 +66,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_random_checkpoint(Path(folder), SHAPE, seed=0)
             for name, (executor, num_ranks) in executors.items():
-                info = executor.load_model("m", folder, revision=None, dtype=None, max_model_len=None)
+                info = executor.load_model(ModelSource(model="m", source=folder))
                 made[name] = HandMadeLaunches(executor, info, num_ranks=num_ranks)
         answers = {name: answer(launches) for name, launches in made.items()}
         for _ in range(3 if options.quick else 12):

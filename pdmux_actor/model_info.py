@@ -1,9 +1,27 @@
-"""Defines what the scheduler knows of a model that an executor holds."""
+"""Defines what an executor reads a model from, and what the scheduler then knows of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdmux_actor.kv.geometry import KvGeometry
 from profiler.specs import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """`source` is a folder or a repository on the hub. `weights` is the form that they are quantised into. None: the
+    executor's own `dtype`, `weights` as they are stored, the checkpoint's `max_model_len`.
+    """
+
+    model: str
+    source: str
+    revision: str | None = None
+    dtype: str | None = None
+    weights: str | None = None
+    max_model_len: int | None = None
+
+    def or_dtype(self, dtype: str | None) -> "ModelSource":
+        """Returns it with this dtype where it names none."""
+        return self if self.dtype else replace(self, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

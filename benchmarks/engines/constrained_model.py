@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from pdmux_actor.executor.structured_output import FormCompiler
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.serving.token_text import TokenBytes
 
 BLOCK_BYTES = 8192
@@ -17,7 +17,7 @@ class ConstrainedModel:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.executor = TorchCpuExecutor(kv_pool_bytes=pool_bytes, block_bytes=BLOCK_BYTES, default_dtype=dtype)
         self.info: ModelInfo = self.executor.load_model(
-            "m", str(folder), revision=None, dtype=None, max_model_len=max_model_len
+            ModelSource(model="m", source=str(folder), max_model_len=max_model_len)
         )
 
     def new_compiler(self) -> FormCompiler:

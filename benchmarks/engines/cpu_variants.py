@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from pdmux_actor.executor.lanes import PinnedThreads
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.launch import ComputeLaunch
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.devices import laptop_cpu
@@ -49,9 +50,7 @@ class Ours:
             device=laptop_cpu(num_cores=num_cores, memory_bytes=8 * 1024**3),
             threads=threads,
         )
-        info = self._executor.load_model(
-            "m", str(folder), revision=None, dtype=dtype, max_model_len=None, weights=weights
-        )
+        info = self._executor.load_model(ModelSource(model="m", source=str(folder), dtype=dtype, weights=weights))
         self._launches = HandMadeLaunches(self._executor, info, shuffled=False)
 
     def admit(self, prompts: Sequence[list[int]], new_tokens: int) -> list[TokenSequence]:

@@ -18,7 +18,7 @@ from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.lanes import PinnedThreads
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import LoadReport, TokenEvent
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, SetPolicy, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.latency import LatencyModel
@@ -122,7 +122,7 @@ class EngineSession:
             on_load_report=self._reports.append,
         )
         for model, path in checkpoints.items():
-            info = executor.load_model(model, str(path), revision=None, dtype=None, max_model_len=max_model_len)
+            info = executor.load_model(ModelSource(model=model, source=str(path), max_model_len=max_model_len))
             self._inbox.put(AttachModel(info, int(executor.total_blocks * (1 / len(checkpoints)))))
         for info in held:
             self._inbox.put(AttachModel(info, executor.total_blocks // len(held)))

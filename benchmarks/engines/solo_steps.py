@@ -14,6 +14,7 @@ from load.workloads import MAX_MODEL_LEN
 
 from pdmux_actor.executor.lanes import PinnedThreads
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.launch import ComputeLaunch, Lane
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -56,7 +57,7 @@ class SoloSteps:
             default_dtype="bfloat16",
             threads=threads,
         )
-        info = self._executor.load_model("m", str(checkpoint), revision=None, dtype=None, max_model_len=MAX_MODEL_LEN)
+        info = self._executor.load_model(ModelSource(model="m", source=str(checkpoint), max_model_len=MAX_MODEL_LEN))
         self._launches = HandMadeLaunches(self._executor, info, shuffled=False)
         self.spec = info.spec
         self.device = self._executor.device

@@ -17,6 +17,7 @@ from load.workloads import MAX_MODEL_LEN
 from pdmux_actor.engine import EngineLoop, Timetable, build_scheduler
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
 from pdmux_actor.messages import LoadReport, TokenEvent
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.roofline import RooflineLatency
@@ -56,7 +57,9 @@ class VirtualSession:
         )
         self._attach = []
         for model, path in checkpoints.items():
-            info = simulated.load_model(model, str(path), revision=None, dtype="bfloat16", max_model_len=max_model_len)
+            info = simulated.load_model(
+                ModelSource(model=model, source=str(path), dtype="bfloat16", max_model_len=max_model_len)
+            )
             self._attach.append(AttachModel(info, int(simulated.total_blocks * (1 / len(checkpoints)))))
 
     def run(self, requests: Sequence[TimedRequest], *, give_up: GiveUp = lambda times: False) -> RunOutcome:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.kv.prefix_kv import RowLayout
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import Launch, LaunchCompletion
 from profiler.specs import DeviceSpec
@@ -29,18 +29,8 @@ class Executor(Protocol):
         """Seconds; monotonic or virtual."""
         ...
 
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
-        """Slow: reads weights, quantises them into `weights`. The model can be launched after `attach_model`.
+    def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
+        """Slow: reads weights. The model can be launched after `attach_model`.
         `on_progress` may be told of bytes that are read, on any thread.
 
         Raises:

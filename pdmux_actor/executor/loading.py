@@ -11,7 +11,7 @@ import torch
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
@@ -47,13 +47,8 @@ ModelImplementation = Literal["auto", "transformers"]
 
 
 def load_decoder(
-    model: str,
-    source: str,
+    source: ModelSource,
     *,
-    revision: str | None,
-    dtype: str | None,
-    weights: str | None,
-    max_model_len: int | None,
     block_bytes: int,
     available_bytes: int,
     fastest_dtype: Callable[[ModelSpec], str],
@@ -72,11 +67,12 @@ def load_decoder(
     Raises:
         ModelLoadError: the checkpoint is missing, broken, unsupported or too large; the message names the remedy.
     """
-    folder = resolve_checkpoint(model, source, revision)
+    model, dtype = source.model, source.dtype
+    folder = resolve_checkpoint(model, source.source, source.revision)
     raw_config = read_json(model, folder, "config.json")
-    config = _config(model, raw_config, None if dtype == AUTO_DTYPE else dtype, implementation, weights)
+    config = _config(model, raw_config, None if dtype == AUTO_DTYPE else dtype, implementation, source.weights)
     if dtype == AUTO_DTYPE:
-        config = _config(model, raw_config, fastest_dtype(config.spec), implementation, weights)
+        config = _config(model, raw_config, fastest_dtype(config.spec), implementation, source.weights)
     _check_share(model, config, share)
     spec = share.spec_of(config.spec)
     geometry = KvGeometry.of(spec, block_bytes)
@@ -88,7 +84,7 @@ def load_decoder(
         spec=spec,
         geometry=geometry,
         eos_token_ids=eos_token_ids(model, folder, raw_config),
-        max_model_len=_max_model_len(model, config, max_model_len),
+        max_model_len=_max_model_len(model, config, source.max_model_len),
         own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens if isinstance(config, DecoderConfig) else None,
         whole=None if share.num_ranks == 1 else config.spec,
     )

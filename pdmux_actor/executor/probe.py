@@ -10,6 +10,7 @@ from pdmux_actor.errors import LaunchFailed
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.launch import (
     Chunk,
     ComputeLaunch,
@@ -44,7 +45,9 @@ class ExecutorProbe:
         max_sequences: int = 64,
     ) -> None:
         """Loads the model. Raises ModelLoadError."""
-        info = executor.load_model(model, source, revision=revision, dtype=dtype, weights=weights, max_model_len=None)
+        info = executor.load_model(
+            ModelSource(model=model, source=source, revision=revision, dtype=dtype, weights=weights)
+        )
         self._executor = executor
         self._info = info
         self._pool = BlockPool(executor.total_blocks)

@@ -23,7 +23,7 @@ from pdmux_actor.executor.host_memory import check_host_room
 from pdmux_actor.executor.made_up_embeddings import made_up_embeddings
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import PromptLogprob, SampledToken
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import (
     PREFILL_LANE,
@@ -160,25 +160,15 @@ class SimulatedExecutor:
         self.total_blocks = total_blocks
         return total_blocks
 
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
+    def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
         """Reads `config.json` only; no weights are needed to simulate."""
-        spec = read_shape(model, source, dtype, weights)
-        info = self._infos[model] = ModelInfo(
-            model=model,
+        spec = read_shape(source.model, source.source, source.dtype, source.weights)
+        info = self._infos[source.model] = ModelInfo(
+            model=source.model,
             spec=spec,
             geometry=KvGeometry.of(spec, self.block_bytes),
             eos_token_ids=frozenset({end} if (end := spec.vocab_size - 1) >= len(MADE_UP_TOKENS) else ()),
-            max_model_len=spec.context_tokens(max_model_len),
+            max_model_len=spec.context_tokens(source.max_model_len),
         )
         return info
 

@@ -23,7 +23,7 @@ from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
 from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, lone_runner
 from pdmux_actor.kv.prefix_kv import RowLayout
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.decoder import Decoder, LayeredDecoder
@@ -109,24 +109,9 @@ class TorchCpuExecutor:
         self._storage = KvStorage(self.total_blocks, self.block_bytes)
         return self.total_blocks
 
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
+    def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
         loaded = load_decoder(
-            model,
-            source,
-            revision=revision,
-            dtype=dtype or self._default_dtype,
-            weights=weights,
-            max_model_len=max_model_len,
+            source.or_dtype(self._default_dtype),
             on_progress=on_progress,
             block_bytes=self.block_bytes,
             available_bytes=psutil.virtual_memory().available // self._share.num_ranks,
@@ -135,7 +120,7 @@ class TorchCpuExecutor:
             kernels=self._kernels,
             share=self._share,
         )
-        self._loaded[model] = loaded
+        self._loaded[source.model] = loaded
         return loaded.info
 
     def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:

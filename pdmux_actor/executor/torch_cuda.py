@@ -30,7 +30,7 @@ from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, h
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, awakened, check_room, load_decoder
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.triton_operators import TritonOperators
@@ -134,25 +134,10 @@ class TorchCudaExecutor:
     def _new_pool(self) -> torch.Tensor:
         return torch.zeros(self.total_blocks, self.block_bytes, dtype=torch.uint8, device=self._lanes.device)
 
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
+    def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
         with torch.inference_mode():
             loaded = load_decoder(
-                model,
-                source,
-                revision=revision,
-                dtype=dtype or self._default_dtype,
-                weights=weights,
-                max_model_len=max_model_len,
+                source.or_dtype(self._default_dtype),
                 on_progress=on_progress,
                 block_bytes=self.block_bytes,
                 available_bytes=self._free_bytes(),

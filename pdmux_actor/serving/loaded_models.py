@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from pdmux_actor.engine import Inbox
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.base import HostingExecutor
-from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
+from pdmux_actor.model_info import ModelInfo, ModelSource, longest_sequence_tokens
 from pdmux_actor.scheduling.events import AttachAdapter, AttachModel, RemoveModel, ResizePool
 from pdmux_actor.serving.commands import (
     Asleep,
@@ -140,12 +140,14 @@ class LoadedModels:
 
     def _read(self, command: LoadModelCommand) -> ModelInfo:
         return self._executor.load_model(
-            command.model,
-            command.source,
-            revision=command.revision,
-            dtype=command.dtype,
-            weights=command.weights,
-            max_model_len=command.max_model_len,
+            ModelSource(
+                model=command.model,
+                source=command.source,
+                revision=command.revision,
+                dtype=command.dtype,
+                weights=command.weights,
+                max_model_len=command.max_model_len,
+            ),
             on_progress=ReadProgress(command.model, self._sender).note,
         )
 

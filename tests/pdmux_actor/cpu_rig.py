@@ -7,7 +7,7 @@ import numpy as np
 
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import GenerateRequest, SampledToken, SamplingParams, Slo
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.scheduling.launch import (
     Chunk,
     ComputeLaunch,
@@ -71,7 +71,7 @@ class CpuRig:
         weights: str | None = None,
     ) -> ModelInfo:
         info = self.executor.load_model(
-            model, str(folder), revision=None, dtype=dtype, max_model_len=max_model_len, weights=weights
+            ModelSource(model=model, source=str(folder), dtype=dtype, max_model_len=max_model_len, weights=weights)
         )
         return self._attach(info, max_rows)
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.events import Arrival, AttachModel, RemoveModel, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
@@ -76,7 +77,7 @@ def running(checkpoints, num_ranks):
         executor = open_tensor_parallel_executor(num_ranks=num_ranks, num_lanes=2, shares_cores=True, **settings)
     run = EngineRun(executor, num_ranks)
     for model, folder in checkpoints.items():
-        info = executor.load_model(model, str(folder), revision=None, dtype=None, max_model_len=512)
+        info = executor.load_model(ModelSource(model=model, source=str(folder), max_model_len=512))
         run.attach(info)
     run.thread.start()
     try:

@@ -16,6 +16,7 @@ from pdmux_actor.executor.kv_storage import KvStorage
 from pdmux_actor.executor.loading import load_decoder
 from pdmux_actor.executor.packed_batch import DecodeGroup
 from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled import library
 from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
@@ -251,12 +252,7 @@ def test_load_decoder__kernels__run_what_they_are_best_at_and_logits_stay(
 
     def logits_by(compiled: CpuKernels | None) -> Tensor:
         decoder = load_decoder(
-            "m",
-            str(tmp_path),
-            revision=None,
-            dtype="bfloat16",
-            weights=None,
-            max_model_len=None,
+            ModelSource(model="m", source=str(tmp_path), dtype="bfloat16"),
             block_bytes=8192,
             available_bytes=1 << 30,
             fastest_dtype=lambda spec: "bfloat16",

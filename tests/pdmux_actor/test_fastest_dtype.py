@@ -7,6 +7,7 @@ from cpu_rig import CpuRig, make_device, make_prompt
 from engine_rig import make_info
 
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models import fastest_dtype as module
 from pdmux_actor.models.fastest_dtype import fastest_dtype
 from pdmux_actor.models.linear import Linear
@@ -44,9 +45,6 @@ def test_load_model__dtype_auto_in_a_simulation__is_the_checkpoints_own(demo_che
     )
     source = str(demo_checkpoints["demo-llama"])
 
-    specs = [
-        executor.load_model("m", source, revision=None, dtype=dtype, max_model_len=None).spec
-        for dtype in ("auto", None)
-    ]
+    specs = [executor.load_model(ModelSource(model="m", source=source, dtype=dtype)).spec for dtype in ("auto", None)]
 
     assert specs[0] == specs[1]

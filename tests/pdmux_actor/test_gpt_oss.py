@@ -15,6 +15,7 @@ from transformers_rig import quiet_transformers
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.mxfp4_linear import Mxfp4Linear
 from pdmux_actor.models.quantised_weight import rounded_to_int4, rounded_to_int8
@@ -273,7 +274,7 @@ def test_mxfp4__of_another_family_or_by_transformers_code__is_refused(rig: CpuRi
         with pytest.raises(
             ModelLoadError, match="'mxfp4' is not read by transformers' code here; serve it by the native"
         ):
-            executor.load_model("m", str(tmp_path / "oss"), revision=None, dtype=None, max_model_len=None)
+            executor.load_model(ModelSource(model="m", source=str(tmp_path / "oss")))
     finally:
         executor.close()
     write_tiny_checkpoint(tmp_path / "llama", "llama")

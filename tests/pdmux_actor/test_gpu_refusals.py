@@ -10,6 +10,7 @@ from transformers_rig import quiet_transformers
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.loading import load_decoder
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.transformers_decoder import TransformersDecoder
 from profiler.architectures import all_families
@@ -35,12 +36,7 @@ def on_cuda() -> Mapping[str, str]:
 
 def loaded(folder: Path, device: torch.device | None = None) -> LayeredDecoder:
     return load_decoder(
-        "m",
-        str(folder),
-        revision=None,
-        dtype=None,
-        weights=None,
-        max_model_len=None,
+        ModelSource(model="m", source=str(folder)),
         block_bytes=8192,
         available_bytes=1 << 30,
         fastest_dtype=lambda spec: "float32",

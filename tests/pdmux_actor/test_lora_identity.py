@@ -10,6 +10,7 @@ from lora_adapters import OF_ATTENTION, SHAPES, PeftReference, write_adapters
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.events import Arrival, AttachAdapter, AttachModel, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -155,7 +156,7 @@ def test_engine__any_policy__second_turns_too__match_peft(family: Family, policy
     settings = SchedulerSettings(max_batch_tokens=256, chunk_budget_tokens=48)
     latency = RooflineLatency(executor.device)
     loop, inbox = build_engine(executor, policy=policy, settings=settings, latency=latency, outbox=note)
-    info = executor.load_model("base", str(family.base), revision=None, dtype=None, max_model_len=None)
+    info = executor.load_model(ModelSource(model="base", source=str(family.base)))
     inbox.put(AttachModel(info, 1000))
     for name, folder in family.adapters.items():
         executor.load_adapter(name, "base", str(folder), revision=None)

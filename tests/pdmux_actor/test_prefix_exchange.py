@@ -13,6 +13,7 @@ from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.prefix_kv import NOTHING_KEPT, PromptStart
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.adapters import Adapters
 from pdmux_actor.scheduling.events import Arrival, AttachModel, KeepPrefix, ReadPrefix, Stop
 from pdmux_actor.scheduling.prefix_exchange import PrefixExchange
@@ -38,7 +39,7 @@ class RealEngine:
             latency=RooflineLatency(executor.device),
             outbox=lambda events: [self._events.put(event) for event in events],
         )
-        info = executor.load_model(MODEL, str(folder), revision=None, dtype=None, max_model_len=1024)
+        info = executor.load_model(ModelSource(model=MODEL, source=str(folder), max_model_len=1024))
         self.tokens_per_row = info.geometry.tokens_per_row
         quota_rows = -(-quota_tokens // self.tokens_per_row)
         self.inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))

@@ -9,6 +9,7 @@ from cpu_rig import CpuRig, make_prompt, outputs
 
 from pdmux_actor.errors import HostMemoryShort
 from pdmux_actor.executor.host_copy import host_bytes
+from pdmux_actor.model_info import ModelSource
 
 NEW_TOKENS = 12
 PROMPTS = [make_prompt(9), make_prompt(30, seed=1)]
@@ -64,7 +65,7 @@ def test_sleep_model__loaded_and_not_attached_yet__sleeps(demo_checkpoints: Mapp
     rig = CpuRig()
     try:
         folder = str(demo_checkpoints["demo-llama"])
-        rig.executor.load_model("demo-llama", folder, revision=None, dtype=None, max_model_len=None)
+        rig.executor.load_model(ModelSource(model="demo-llama", source=folder))
 
         assert rig.executor.sleep_model("demo-llama", 1 << 30) > 0
     finally:

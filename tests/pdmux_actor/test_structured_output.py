@@ -24,6 +24,7 @@ from pdmux_actor.messages import (
     StructuredKind,
     StructuredOutput,
 )
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.events import Arrival, AttachModel, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.serving.token_text import TokenBytes
@@ -59,7 +60,7 @@ class Model:
         self.folder = folder
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.executor = self._executor()
-        self.info = self.executor.load_model(MODEL, str(folder), revision=None, dtype=None, max_model_len=2048)
+        self.info = self.executor.load_model(ModelSource(model=MODEL, source=str(folder), max_model_len=2048))
         self.executor.close()
         tokens = TokenBytes(self.tokenizer)
         vocab_size = self.info.spec.vocab_size
@@ -99,7 +100,7 @@ class Model:
             latency=RooflineLatency(executor.device),
             outbox=outbox,
         )
-        info = executor.load_model(MODEL, str(self.folder), revision=None, dtype=None, max_model_len=2048)
+        info = executor.load_model(ModelSource(model=MODEL, source=str(self.folder), max_model_len=2048))
         quota_rows = -(-quota_tokens // info.geometry.tokens_per_row)
         inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))
         for request in requests:

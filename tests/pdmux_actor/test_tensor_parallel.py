@@ -16,6 +16,7 @@ from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.checkpoint import read_json
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.quantised import projection_maker
@@ -173,7 +174,7 @@ def test_two_ranks__model_that_cannot_be_divided__names_the_field_and_others_ser
     write_random_checkpoint(tmp_path, odd, seed=0)
 
     with pytest.raises(ModelLoadError, match=r"intermediate_size=33 cannot be divided among 2 ranks.*mesh_gpus"):
-        executor.load_model("odd", str(tmp_path), revision=None, dtype=None, max_model_len=None)
+        executor.load_model(ModelSource(model="odd", source=str(tmp_path)))
 
     assert run.answers(make_requests("after")) == expected
 
@@ -206,7 +207,7 @@ def test_two_ranks__weights_in_8_bits__say_nearly_what_one_says(unit_of_two, tmp
 
 
 def loaded_answers(run, executor, folder, weights, requests):
-    info = executor.load_model(weights, str(folder), revision=None, dtype=None, max_model_len=512, weights=weights)
+    info = executor.load_model(ModelSource(model=weights, source=str(folder), max_model_len=512, weights=weights))
     run.attach(info)
     return run.answers(requests) if requests else {}
 

@@ -12,6 +12,7 @@ from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import GenerateRequest, LogitsProcessing, SamplingParams, Slo
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.events import Arrival, AttachModel, SetPolicy, Stop
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -72,7 +73,7 @@ def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, 
     )
     for model, path in checkpoints.items():
         info = executor.load_model(
-            model, str(path), revision=None, dtype=None, max_model_len=1024, weights=(weights or {}).get(model)
+            ModelSource(model=model, source=str(path), max_model_len=1024, weights=(weights or {}).get(model))
         )
         quota_rows = -(-quota_tokens // info.geometry.tokens_per_row)
         inbox.put(AttachModel(info, quota_rows * info.geometry.blocks_per_row))

@@ -14,6 +14,7 @@ from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.scheduling.launch import (
     PREFILL_LANE,
@@ -281,9 +282,7 @@ def test_load_model__block_smaller_than_a_token__names_block_bytes(demo_checkpoi
     executor = TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=256, device=make_device())
 
     with pytest.raises(ModelLoadError, match="block_bytes to at least 512"):
-        executor.load_model(
-            "demo-qwen3", str(demo_checkpoints["demo-qwen3"]), revision=None, dtype=None, max_model_len=None
-        )
+        executor.load_model(ModelSource(model="demo-qwen3", source=str(demo_checkpoints["demo-qwen3"])))
     executor.close()
 
 
@@ -294,7 +293,7 @@ def test_load_model__max_model_len__is_the_smaller_of_both(
     executor = TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=4096, device=make_device())
 
     info = executor.load_model(
-        "m", str(demo_checkpoints["demo-llama"]), revision=None, dtype=None, max_model_len=requested
+        ModelSource(model="m", source=str(demo_checkpoints["demo-llama"]), max_model_len=requested)
     )
 
     assert info.max_model_len == expected

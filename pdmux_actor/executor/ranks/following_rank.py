@@ -130,10 +130,8 @@ class FollowingRank:
 
     def _do(self, call: PartCall) -> int:
         match call:
-            case LoadPart(model, source, revision, dtype, max_model_len, weights):
-                self._parts[model] = self._executor.load_model(
-                    model, source, revision=revision, dtype=dtype, max_model_len=max_model_len, weights=weights
-                )
+            case LoadPart(source=source):
+                self._parts[source.model] = self._executor.load_model(source)
             case LoadAdapterPart(model, base, source, revision):
                 self._executor.load_adapter(model, base, source, revision=revision)
             case WakePart(model=model):

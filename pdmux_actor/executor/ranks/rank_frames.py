@@ -7,6 +7,7 @@ import torch
 
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch, PackedChunk
 from pdmux_actor.executor.ranks.device_frames import DeviceFrame
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.rope import PromptPiece
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.specs import DeviceSpec
@@ -141,12 +142,7 @@ class DetachPart(msgspec.Struct, frozen=True, tag="detach"):
 class LoadPart(msgspec.Struct, frozen=True, tag="load"):
     """Answered, as all that follow."""
 
-    model: str
-    source: str
-    revision: str | None
-    dtype: str | None
-    max_model_len: int | None
-    weights: str | None = None
+    source: ModelSource
 
 
 class LoadAdapterPart(msgspec.Struct, frozen=True, tag="load-adapter"):

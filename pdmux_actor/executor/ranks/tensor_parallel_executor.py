@@ -25,7 +25,7 @@ from pdmux_actor.executor.ranks.rank_frames import (
 )
 from pdmux_actor.executor.ranks.rank_link import RankLink
 from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.scheduling.launch import Launch, LaunchCompletion
 from profiler.specs import AUTO_DTYPE, DeviceSpec
@@ -70,36 +70,13 @@ class TensorParallelExecutor:
                 return self.total_blocks
             size = least
 
-    def load_model(
-        self,
-        model: str,
-        source: str,
-        *,
-        revision: str | None,
-        dtype: str | None,
-        max_model_len: int | None,
-        weights: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ModelInfo:
-        dtype = dtype or self._default_dtype
-
-        def load_own() -> ModelInfo:
-            return self._own.load_model(
-                model,
-                source,
-                revision=revision,
-                dtype=dtype,
-                max_model_len=max_model_len,
-                weights=weights,
-                on_progress=on_progress,
-            )
-
-        part = None
-        if dtype == AUTO_DTYPE:  # what is fastest is measured once, for all
-            part = load_own()
-            dtype = part.spec.dtype
-        told = LoadPart(model, source, revision, dtype, max_model_len, weights)
-        return self._attachable(model, told, load_own if part is None else lambda: part)
+    def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
+        source = source.or_dtype(self._default_dtype)
+        load_own = partial(self._own.load_model, source, on_progress=on_progress)
+        if source.dtype != AUTO_DTYPE:
+            return self._attachable(source.model, LoadPart(source), load_own)
+        part = load_own()  # what is fastest is measured once, for all
+        return self._attachable(source.model, LoadPart(replace(source, dtype=part.spec.dtype)), lambda: part)
 
     def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
         if not self.memory_is_host:

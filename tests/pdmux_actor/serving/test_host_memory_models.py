@@ -8,6 +8,7 @@ import pytest
 
 from pdmux_actor.errors import ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.serving.commands import LoadModelCommand
 from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
 from profiler.gpus.h100 import DEVICE as H100
@@ -29,7 +30,7 @@ def attach(executor, checkpoint):
 
     def load(model, source=checkpoint, **changes):
         command = LoadModelCommand(call=1, model=model, source=str(source), quota_blocks=10, **changes)
-        info = executor.load_model(model, str(source), revision=None, dtype=None, max_model_len=None)
+        info = executor.load_model(ModelSource(model=model, source=str(source)))
         executor.attach_model(info, None)
         return Origin.of(command), info.spec.weight_bytes
 

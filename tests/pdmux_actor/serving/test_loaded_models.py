@@ -23,10 +23,10 @@ from profiler.roofline import RooflineLatency
 class CrowdedExecutor(SimulatedExecutor):
     """A model that is read needs the memory of those that sleep."""
 
-    def load_model(self, model, source, **changes):
+    def load_model(self, source, **changes):
         if self._asleep:
-            raise ModelTooLarge(model=model, reason="too large", remedy="make room")
-        return super().load_model(model, source, **changes)
+            raise ModelTooLarge(model=source.model, reason="too large", remedy="make room")
+        return super().load_model(source, **changes)
 
 
 class NoInbox:

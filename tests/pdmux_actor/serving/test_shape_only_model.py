@@ -9,6 +9,7 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import Slo
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.executors import build_executor
 from pdmux_actor.serving.vocabulary_source import load_vocabulary
@@ -29,7 +30,7 @@ def test_example_model__simulated__loads_without_weights(folder: Path) -> None:
     executor = build_executor(
         EngineSettings(kind="simulated", kv_pool_bytes=1 << 30, device_type="H100", num_gpus=2), None
     )
-    info = executor.load_model("m", str(folder), revision=None, dtype=None, max_model_len=None)
+    info = executor.load_model(ModelSource(model="m", source=str(folder)))
     assert info.max_model_len == json.loads((folder / "config.json").read_text())["max_position_embeddings"]
 
 
@@ -44,7 +45,7 @@ def test_shape_only_folder__gateway_and_unit__speak_the_same_tokens() -> None:
 def test_shape_only_folder__real_executor__is_refused_for_its_weights() -> None:
     executor = TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=1 << 14, num_cores=1)
     with pytest.raises(ModelLoadError, match=r"weights|safetensors"):
-        executor.load_model("m", str(MODELS / "qwen2.5-1.5b"), revision=None, dtype=None, max_model_len=None)
+        executor.load_model(ModelSource(model="m", source=str(MODELS / "qwen2.5-1.5b")))
 
 
 def test_folder_with_weights_but_no_tokenizer__is_refused(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_simulated_group__two_gpus__launches_are_those_of_the_group() -> None:
     executor = build_executor(
         EngineSettings(kind="simulated", kv_pool_bytes=1 << 30, device_type="H100", num_gpus=2), None
     )
-    spec = executor.load_model("m", str(MODELS / "llama-3.1-8b"), revision=None, dtype=None, max_model_len=None).spec
+    spec = executor.load_model(ModelSource(model="m", source=str(MODELS / "llama-3.1-8b"))).spec
     one, two = (RooflineLatency(device_named("H100"), num_gpus=n) for n in (1, 2))
     shape = [ChunkShape(2048)]
     assert executor._latency.prefill_s(spec, shape, 132) == two.prefill_s(spec, shape, 132)
