@@ -121,6 +121,25 @@ class UnfinishedDevicePrefill:
     adapters: AdapterBatch | None
 
 
+@dataclass(frozen=True, slots=True)
+class _PreparedDecode:
+    """`batch` are the launch's sequences in the order of the bucket's rows; `forward` leaves their logits there."""
+
+    launch: DecodeStep
+    batch: Batch
+    model: CudaModel
+    bucket: DecodeBucket
+    rows: SamplingRows
+    forward: Step
+
+    def load(self, stage: HostStage) -> None:
+        self.bucket.load(stage, self.batch, self.launch.steps, self.model.row_table, self.rows)
+
+    def compute_logits(self) -> None:
+        with self.model.workspace.passing():
+            self.forward()
+
+
 class CudaRunner:
     """`models` is shared with the executor, which adds and removes entries while no launch of them is in flight."""
 
@@ -237,10 +256,10 @@ class CudaRunner:
             forward: Step = partial(bucket.forward, sms, _adapters(model, (), batch))
         else:
             forward = self._captured(bucket, key, stream)
+        step = _PreparedDecode(launch, batch, model, bucket, rows, forward)
         if not rows.is_plain:
-            return partial(self._decode_with_reports, launch, batch, model, bucket, rows, forward)
-        sample = self._captured(bucket, replace(key, part=rows.kind.value), stream)
-        return partial(self._decode, launch, batch, model, bucket, rows, forward, sample)
+            return partial(self._decode_with_reports, step)
+        return partial(self._decode, step, self._captured(bucket, replace(key, part=rows.kind.value), stream))
 
     def _captured(self, bucket: DecodeBucket, key: GraphKey, stream: Any) -> Step:
         """Part of a step, launch by launch where there is no graph of it."""
@@ -253,46 +272,30 @@ class CudaRunner:
             return partial(bucket.forward, key.decode_sms)
         return partial(bucket.sample, SamplingKind(key.part))
 
-    def _decode(
-        self,
-        launch: DecodeStep,
-        batch: Batch,
-        model: CudaModel,
-        bucket: DecodeBucket,
-        rows: SamplingRows,
-        forward: Step,
-        sample: Step,
-    ) -> Read:
-        bucket.load(self._stage, batch, launch.steps, model.row_table, rows)
+    def _decode(self, step: _PreparedDecode, sample: Step) -> Read:
+        launch, batch, bucket = step.launch, step.batch, step.bucket
+        step.load(self._stage)
         for _ in range(launch.steps):
-            with model.workspace.passing():
-                forward()
+            step.compute_logits()
             sample()
         bucket.leave(batch, launch.steps)
         sampled = _to_host(bucket.sampled[: launch.steps])
         return partial(_read_plain, sampled, batch, launch.sequences)
 
-    def _decode_with_reports(
-        self,
-        launch: DecodeStep,
-        batch: Batch,
-        model: CudaModel,
-        bucket: DecodeBucket,
-        rows: SamplingRows,
-        forward: Step,
-    ) -> Read:
-        bucket.load(self._stage, batch, launch.steps, model.row_table, rows)
+    def _decode_with_reports(self, step: _PreparedDecode) -> Read:
+        launch, batch, bucket = step.launch, step.batch, step.bucket
+        step.load(self._stage)
         samples = list[DeviceSample]()
         for _ in range(launch.steps):
-            with model.workspace.passing():
-                forward()
+            step.compute_logits()
             earlier = [sample.token_ids for sample in samples]
-            sample = sample_with_reports(bucket.logits, bucket.parameters, rows, model.eos_token_ids, earlier)
+            eos_token_ids = step.model.eos_token_ids
+            sample = sample_with_reports(bucket.logits, bucket.parameters, step.rows, eos_token_ids, earlier)
             bucket.advance(sample.token_ids)
             samples.append(sample)
         bucket.leave(batch, launch.steps)
         on_host = [_sample_to_host(sample) for sample in samples]
-        alternatives = rows.num_alternatives
+        alternatives = step.rows.num_alternatives
 
         def read() -> Produced:
             tokens = list(zip(*(host_tokens(sample, alternatives) for sample in on_host), strict=True))

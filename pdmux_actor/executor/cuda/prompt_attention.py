@@ -21,27 +21,15 @@ def varlen_attention(
     chunks: Sequence[ChunkExtent],
     attended: Tensor,
 ) -> None:
-    """Causal, each chunk's queries being the last tokens of its context.
+    """Causal, aligned at the end: each chunk's queries are the last tokens of its context.
 
     query: [tokens, heads, head_dim]; key, value: [all contexts, kv_heads, head_dim]; *_ends: int32 [chunks + 1],
-    cumulative. Fills `attended`, of the shape of `query`.
+    cumulative. Fills `attended`, of the shape of `query`: by torch's flash kernel, which needs no repeated keys for
+    grouped queries, where there is one.
     """
-    if query.is_cuda and has_flash_kernel(query.dtype, query.shape[2]):
-        _flash(query, key, value, query_ends, context_ends, chunks, attended)
-    else:
+    if not query.is_cuda or not has_flash_kernel(query.dtype, query.shape[2]):
         _by_chunk(query, key, value, chunks, attended.flatten(1))
-
-
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_ends: Tensor,
-    context_ends: Tensor,
-    chunks: Sequence[ChunkExtent],
-    attended: Tensor,
-) -> None:
-    """Fills it by torch's flash kernel; causal means aligned at the end, and grouped queries need no repeated keys."""
+        return
     longest, longest_context = max(chunk.length for chunk in chunks), max(chunk.context_tokens for chunk in chunks)
     arguments = query, key, value, query_ends, context_ends, longest, longest_context, 0.0, True, False
     in_place = getattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace", None)
