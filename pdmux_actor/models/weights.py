@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,13 +14,14 @@ from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.expert_stacks import ExpertStacks
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.gguf_files.file_tensors import gguf_tensors
-from pdmux_actor.models.linear import MakeProjection, Projection, plain_projection
+from pdmux_actor.models.linear import MakeProjection, plain_projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.load_threads import on_threads
 from pdmux_actor.models.mixture_loading import load_mixture
 from pdmux_actor.models.operators import HeadNorms
+from pdmux_actor.models.projection_reader import ProjectionReader
 from pdmux_actor.models.rank_share import WHOLE, RankShare
-from pdmux_actor.models.tensor_reader import TensorPart, TensorReader
+from pdmux_actor.models.tensor_reader import TensorReader
 from profiler.specs import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -66,15 +68,17 @@ def load_weights(
         keeps=spec.weights,
         stacks=None if mixture is None or not mixture.is_stacked else ExpertStacks(mixture, spec.num_experts),
     )
-    in_flight = BytesInFlight(_largest_product_bytes(share.spec_of(spec)))
-
-    def load_layer(index: int) -> LayerWeights:
-        return _load_layer(reader, in_flight, config, make_projection, share, index)
-
+    projections = ProjectionReader(
+        tensors=reader,
+        in_flight=BytesInFlight(_largest_product_bytes(share.spec_of(spec))),
+        make=make_projection,
+        share=share,
+        is_quantised=spec.weights is not None,
+    )
     embedding = reader.load("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     if spec.tie_word_embeddings and share.divided is None:
         embedding = kernels.laid(embedding, spec)  # once more, while nothing else is held
-    layers = on_threads(load_layer, range(spec.num_layers), num_threads)
+    layers = on_threads(partial(_load_layer, projections, config), range(spec.num_layers), num_threads)
     final_norm = reader.load("model.norm.weight", spec.hidden_size)
     rows = spec.vocab_size // share.num_ranks
     if not spec.tie_word_embeddings:
@@ -89,16 +93,10 @@ def load_weights(
     return DecoderWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)
 
 
-def _load_layer(
-    reader: TensorReader,
-    in_flight: BytesInFlight,
-    config: DecoderConfig,
-    make_projection: MakeProjection,
-    share: RankShare,
-    index: int,
-) -> LayerWeights:
+def _load_layer(projections: ProjectionReader, config: DecoderConfig, index: int) -> LayerWeights:
+    reader, share = projections.tensors, projections.share
     whole, spec, traits = config.spec, share.spec_of(config.spec), config.traits
-    prefix = f"model.layers.{index}"
+    prefix, hidden = f"model.layers.{index}", spec.hidden_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     q_dim, kv_dim = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     of_kv = share.kv_heads(whole)
@@ -107,40 +105,23 @@ def _load_layer(
         f"{attention}.k_proj": (kv_dim, of_kv),
         f"{attention}.v_proj": (kv_dim, of_kv),
     }
-    gate_up = {f"{mlp}.{name}": (spec.intermediate_size, share.divided) for name in ("gate_proj", "up_proj")}
-
-    def by_rows(parts: Mapping[str, tuple[int, TensorPart | None]], has_bias: bool) -> Projection:
-        sizes = {f"{name}.weight": size for name, (size, _) in parts.items()}
-        bias_sizes = {f"{name}.bias": size for name, (size, _) in parts.items()}
-        with in_flight.hold(sum(sizes.values()) * hidden * reader.dtype.itemsize):
-            weight = reader.load_product(sizes, hidden, {f"{n}.weight": part for n, (_, part) in parts.items()})
-            of_biases = {f"{name}.bias": part for name, (_, part) in parts.items()}
-            return make_projection(weight, reader.load_stacked(bias_sizes, parts=of_biases) if has_bias else None)
-
-    def by_columns(name: str, in_size: int, has_bias: bool) -> Projection:
-        """Its products are summed over ranks: the bias is one rank's."""
-        times = share.num_ranks if whole.weights else 1  # levels are made of all columns
-        with in_flight.hold(hidden * in_size * times * reader.dtype.itemsize):
-            weight = reader.load_product({f"{name}.weight": hidden}, in_size, {f"{name}.weight": share.columns})
-            bias = reader.load(f"{name}.bias", hidden) if has_bias and share.leads else None
-            return make_projection(weight, bias)
-
-    hidden = spec.hidden_size
 
     def feed_forward() -> FeedForward:
         mixture = traits.mixture
         if mixture is not None and index not in mixture.dense_layers:
-            return load_mixture(reader, in_flight, mixture, spec, prefix, make_projection, share)
+            return load_mixture(projections, mixture, spec, prefix)
+        gate_up = {f"{mlp}.{name}": (spec.intermediate_size, share.divided) for name in ("gate_proj", "up_proj")}
+        down, has_bias = f"{mlp}.down_proj", traits.mlp_bias
         return GatedMlp(
-            gate_up=by_rows(gate_up, traits.mlp_bias),
-            down=by_columns(f"{mlp}.down_proj", spec.intermediate_size, traits.mlp_bias),
+            gate_up=projections.by_rows(gate_up, hidden, has_bias=has_bias),
+            down=projections.by_columns(down, hidden, spec.intermediate_size, has_bias=has_bias),
         )
 
     return LayerWeights(
         input_norm=reader.load(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=by_rows(qkv, traits.qkv_bias),
+        qkv=projections.by_rows(qkv, hidden, has_bias=traits.qkv_bias),
         head_norms=_head_norms(reader, attention, spec.head_dim) if traits.qk_norm else None,
-        output=by_columns(f"{attention}.o_proj", q_dim, traits.output_bias),
+        output=projections.by_columns(f"{attention}.o_proj", hidden, q_dim, has_bias=traits.output_bias),
         post_attention_norm=reader.load(f"{prefix}.post_attention_layernorm.weight", hidden),
         feed_forward=feed_forward(),
         sinks=reader.load(f"{attention}.sinks", spec.num_heads, part=share.divided) if traits.has_sinks else None,
