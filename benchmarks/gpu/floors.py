@@ -24,7 +24,7 @@ from engines.hand_made_launches import GREEDY, HandMadeLaunches, median_and_spre
 from gpu.charts import draw_floors
 from gpu.floor_profile import write_floor_profile
 from gpu.kept_rows import KeptRows
-from gpu.random_models import SHAPES, random_model
+from gpu.random_models import SHAPES, hold_random_model
 from gpu.script import make_parser, run_script
 from report.command import print_table
 from rich.console import Console
@@ -34,7 +34,6 @@ from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import SamplingParams
 from pdmux_actor.models.config import DecoderConfig
-from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.partition import decode_shares
 from placement.launch_limits import LaunchLimits
 from profiler.partition_rates import PartitionRate
@@ -188,16 +187,9 @@ def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str,
 
 
 def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *, dtype: str = "bfloat16") -> None:
-    loaded = random_model(
-        shape,
-        device=executor.torch_device,
-        block_bytes=executor.block_bytes,
-        dtype=dtype,
-        operators=TritonOperators(executor.workspace),
-    )
-    executor.hold(loaded)
+    info = hold_random_model(executor, shape, dtype)
     started_s = time.perf_counter()
-    launches = HandMadeLaunches(executor, loaded.info)
+    launches = HandMadeLaunches(executor, info)
     kept.note({"all_graphs": {**executor.graph_facts, "seconds": time.perf_counter() - started_s}})
     if "repartition" not in kept.facts:
         kept.note({"repartition": measure_repartition_s(launches, sizes.repeats)})

@@ -25,7 +25,7 @@ import torch
 from engines.engine_session import EngineSession
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
-from gpu.random_models import SHAPES, random_model
+from gpu.random_models import SHAPES, hold_random_model
 from gpu.script import make_parser, run_script
 from load.request_times import TimedRequest
 from load.workloads import WORKLOADS, make_requests
@@ -36,7 +36,6 @@ from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan
 
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
-from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from placement.launch_limits import LaunchLimits
@@ -63,18 +62,11 @@ FIRST_GUESSES: Mapping[str, tuple[float, int]] = MappingProxyType(
 
 
 def open_session(executor: TorchCudaExecutor, shape: str, policy: str, budget: int, *, dtype: str) -> EngineSession:
-    loaded = random_model(
-        shape,
-        device=executor.torch_device,
-        block_bytes=executor.block_bytes,
-        dtype=dtype,
-        operators=TritonOperators(executor.workspace),
-    )
-    executor.hold(loaded)
+    info = hold_random_model(executor, shape, dtype)
     settings = SchedulerSettings(
         chunk_budget_tokens=budget, max_batch_tokens=MAX_BATCH_TOKENS, max_running_sequences=MAX_SEQUENCES
     )
-    session = EngineSession(checkpoints={}, policy=policy, settings=settings, executor=executor, held=(loaded.info,))
+    session = EngineSession(checkpoints={}, policy=policy, settings=settings, executor=executor, held=(info,))
     session.wait_until_attached()
     return session
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engines.hand_made_launches import HandMadeLaunches
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
-from gpu.random_models import SHAPES, random_model
+from gpu.random_models import SHAPES, hold_random_model
 from gpu.script import make_parser, run_script
 from gpu.trace_reading import FORBIDDEN_CALLS, Event, busy_shares, faults, kernel_times_s, within
 from report.command import print_table
@@ -28,7 +28,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
-from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.launch import PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
 
@@ -102,15 +101,8 @@ def run(
     dtype: str = "bfloat16",
 ) -> dict[str, int]:
     """What has no place in the hot path, and how often it was seen."""
-    loaded = random_model(
-        shape,
-        device=executor.torch_device,
-        block_bytes=executor.block_bytes,
-        dtype=dtype,
-        operators=TritonOperators(executor.workspace),
-    )
-    executor.hold(loaded)
-    launches = HandMadeLaunches(executor, loaded.info)
+    info = hold_random_model(executor, shape, dtype)
+    launches = HandMadeLaunches(executor, info)
     num_sms, step = executor.device.num_sms, executor.device.partition_granularity_sms
     decode_sms = max(step, num_sms // 3 // step * step)
     launches.partition(num_sms - decode_sms, decode_sms)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.loading import LoadedModel
+from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.config import DecoderConfig
@@ -15,6 +16,7 @@ from pdmux_actor.models.decoder import Decoder, DecoderWeights, LayerWeights
 from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms
+from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype
 
 _STD = 0.02
@@ -90,3 +92,16 @@ def random_model(
         lm_head=Linear(head, packed=not spec.tie_word_embeddings),
     )
     return LoadedModel(info=info, decoder=Decoder(config, weights, info.max_model_len, operators))
+
+
+def hold_random_model(executor: TorchCudaExecutor, shape: str, dtype: str) -> ModelInfo:
+    """Makes one on the executor's device, ready to be attached."""
+    loaded = random_model(
+        shape,
+        device=executor.torch_device,
+        block_bytes=executor.block_bytes,
+        dtype=dtype,
+        operators=TritonOperators(executor.workspace),
+    )
+    executor.hold(loaded)
+    return loaded.info

@@ -23,7 +23,7 @@ import torch
 from engines.engine_session import EngineSession
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
-from gpu.random_models import random_model
+from gpu.random_models import hold_random_model
 from gpu.script import make_parser, run_script
 from load.request_times import TimedRequest
 from load.workloads import WORKLOADS, Workload, make_requests
@@ -33,7 +33,6 @@ from rich.progress import track
 from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
-from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
@@ -74,15 +73,8 @@ def systems(policies: Sequence[str], popularity: Mapping[str, int]) -> list[Syst
 def open_session(executor: TorchCudaExecutor, system: System, *, dtype: str) -> EngineSession:
     held = []
     for shape in system.models:
-        loaded = random_model(
-            shape,
-            device=executor.torch_device,
-            block_bytes=executor.block_bytes,
-            dtype=dtype,
-            operators=TritonOperators(executor.workspace),
-        )
-        executor.hold(loaded)
-        held.append(loaded.info)
+        info = hold_random_model(executor, shape, dtype)
+        held.append(info)
     session = EngineSession(
         checkpoints={}, policy=system.policy, settings=SETTINGS, executor=executor, held=tuple(held)
     )
