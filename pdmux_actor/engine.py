@@ -16,6 +16,8 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 
+_REPORT_EVERY_S = 0.25
+
 
 class EventSource(Protocol):
     def due(self, now_s: float) -> Iterable[Event]:
@@ -76,7 +78,6 @@ class EngineLoop:
         outbox: Callable[[Sequence[TokenEvent]], None],
         on_load_report: Callable[[LoadReport], None] | None = None,
         on_detached: Callable[[str], None] | None = None,
-        report_period_s: float = 0.25,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
@@ -84,7 +85,6 @@ class EngineLoop:
         self._outbox = outbox
         self._on_load_report = on_load_report
         self._on_detached = on_detached
-        self._report_period_s = report_period_s
         self._next_report_s = float("-inf")
         self._stopping = False
 
@@ -178,7 +178,7 @@ class EngineLoop:
 
     def _report(self, now_s: float) -> None:
         if self._on_load_report is not None and now_s >= self._next_report_s:
-            self._next_report_s = now_s + self._report_period_s
+            self._next_report_s = now_s + _REPORT_EVERY_S
             report = self.scheduler.load_report()
             self._on_load_report(replace(report, unpartitioned_reason=self._executor.unpartitioned_reason))
 

@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pdmux_actor.messages import Slo
-from router.admission.admission import Admission, AdmissionSettings, Admit, Decision, NoCapacity, Outcome, Queue, Shed
+from router.admission.admission import Admission, Admit, Decision, NoCapacity, Outcome, Queue, Shed
 from router.admission.block_ledger import QuotaLedger, block_budgets
 from router.admission.demand_counts import DemandCounts
 from router.admission.demand_report import DemandReport
+from router.limits import GatewayLimits
 from router.request_terms import AdmissionRequest
-from router.routing.routing import RoutingSettings, UnitChoice, UnitRouter
+from router.routing.routing import UnitChoice, UnitRouter
 from router.view import FleetView, wake_times
 
 
@@ -35,13 +36,13 @@ class GatewayScheduler:
         self,
         *,
         gateway_id: str,
-        admission: AdmissionSettings | None = None,
-        routing: RoutingSettings | None = None,
+        limits: GatewayLimits | None = None,
     ) -> None:
+        limits = limits or GatewayLimits()
         self.gateway_id = gateway_id
         self.ledger = QuotaLedger()
-        self._router = UnitRouter(gateway_id, routing or RoutingSettings())
-        self.admission = Admission(self._router, self.ledger, admission or AdmissionSettings())
+        self._router = UnitRouter(gateway_id, stale_after_s=limits.stale_after_s)
+        self.admission = Admission(self._router, self.ledger, max_waiting=limits.max_queued)
         self._arrivals = DemandCounts()
         self._own_targets: dict[str, Slo] = {}
         self._running: dict[str, _Running] = {}

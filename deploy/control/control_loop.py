@@ -54,14 +54,13 @@ class ControlLoop:
         stream_token: str,
         first_version: int,
         started_s: float,
-        timing: ControlTiming | None = None,
         rules: ControlRules | None = None,
         recorder: FlightRecorder | None = None,
         epoch_s: float = 0.0,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s
-        self._timing = timing or ControlTiming()
+        self._timing = ControlTiming()
         self._catalog = Catalog(models=(), policy="mux")
         self._requests: PlanRequests | None = None
         self._popularity = Popularity()

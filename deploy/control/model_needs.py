@@ -82,9 +82,8 @@ class ModelNeeds:
         if placement is None:
             return None
         correction = self.fleet.learning.of_model(model.id)
-        slo = SloTarget(
-            ttft_s=min(m.slo.ttft_s for m in family), tbt_s=min(m.slo.tbt_s for m in family)
-        )  # of the one that is in the greatest hurry
+        # One plan for all of them: that of the one that is in the greatest hurry.
+        slo = SloTarget(ttft_s=min(m.slo.ttft_s for m in family), tbt_s=min(m.slo.tbt_s for m in family))
         placement = replace(
             placement,
             min_replicas=max(1, placement.min_replicas),

@@ -43,8 +43,8 @@ class _Gateway:
 class Popularity:
     """Tell it the models' prior demand, then what gateways report."""
 
-    def __init__(self, tuning: RateTuning | None = None) -> None:
-        self._tuning = tuning or RateTuning()
+    def __init__(self) -> None:
+        self._tuning = RateTuning()
         self._models: dict[str, _Asked] = {}
         self._gateways: dict[str, _Gateway] = {}
         self._attainment = AttainmentWatch()

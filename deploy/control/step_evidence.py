@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -12,14 +11,8 @@ from pdmux_actor.messages import StepTotals
 _MOST_LAUNCHES = 1000.0  # that count: a unit that has run for weeks can still learn
 _LONGEST_GAP_S = 10.0  # between two heartbeats with launches, as far as decay goes: who rests forgets nothing
 _FORGOTTEN_S = 3600.0  # after a unit's last heartbeat
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceRules:
-    """`half_life_s`: of what was measured, while there is newer. `least_launches` of a unit, model and phase count."""
-
-    half_life_s: float = 300.0
-    least_launches: float = 30.0
+_HALF_LIFE_S = 300.0  # of what was measured, while there is newer
+_LEAST_LAUNCHES = 30.0  # of a unit, model and phase, that count
 
 
 class StepSums(msgspec.Struct):
@@ -53,8 +46,7 @@ class StepResidual(msgspec.Struct, frozen=True, kw_only=True):
 class StepEvidence:
     """A unit that takes a lost one's place starts with that one's, if its engine is the same."""
 
-    def __init__(self, rules: EvidenceRules | None = None) -> None:
-        self._rules = rules or EvidenceRules()
+    def __init__(self) -> None:
         self._units: dict[str, MeasuredUnit] = {}
         self._last: dict[tuple[str, str, str, int], tuple[StepTotals, float]] = {}
         self._heard_s: dict[str, float] = {}
@@ -85,7 +77,7 @@ class StepEvidence:
                 for phase in phases:
                     parts = of_model.get(phase, {}).values()
                     expected_s, measured_s = sum(p.expected_s for p in parts), sum(p.measured_s for p in parts)
-                    if sum(p.launches for p in parts) >= self._rules.least_launches and min(expected_s, measured_s) > 0:
+                    if sum(p.launches for p in parts) >= _LEAST_LAUNCHES and min(expected_s, measured_s) > 0:
                         found[unit.unit_id, model] = math.log(measured_s / expected_s)
                         break
         return found
@@ -96,7 +88,7 @@ class StepEvidence:
         for model, phases in sorted(unit.steps.items()) if unit is not None else ():
             for phase, by_quarters in sorted(phases.items()):
                 for quarters, sums in sorted(by_quarters.items()):
-                    if sums.launches >= self._rules.least_launches and sums.expected_s > 0:
+                    if sums.launches >= _LEAST_LAUNCHES and sums.expected_s > 0:
                         factor = sums.measured_s / sums.expected_s
                         yield StepResidual(
                             model=model, phase=phase, quarters=quarters, launches=sums.launches, factor=factor
@@ -132,7 +124,7 @@ class StepEvidence:
             return
         by_quarters = unit.steps.setdefault(totals.model, {}).setdefault(totals.phase, {})
         sums = by_quarters.setdefault(totals.quarters, StepSums())
-        kept = 0.5 ** (min(now_s - before_s, _LONGEST_GAP_S) / self._rules.half_life_s)
+        kept = 0.5 ** (min(now_s - before_s, _LONGEST_GAP_S) / _HALF_LIFE_S)
         kept *= min(1.0, _MOST_LAUNCHES / max(1.0, sums.launches))
         sums.launches = kept * sums.launches + launches
         sums.expected_s = kept * sums.expected_s + totals.modelled_s - before.modelled_s + launches * host_s

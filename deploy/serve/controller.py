@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +18,12 @@ from deploy.control.flight_log import FlightLog
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
-from deploy.control.pool_scaling import PoolState
 from deploy.control.scaled_pools import readable_seasons, scaled_pools
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.adapter_shapes import AdapterSource, adapters_of, bytes_of_adapters
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.model_specs import read_model_spec
-from deploy.fleet_file.state_section import StateSection
 from deploy.planning.planner_process import PlannerProcess
 from deploy.planning.profiled_costs import readable_costs
 from deploy.planning.single_plan import plan_once
@@ -65,12 +63,6 @@ ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
 PlannerFor = Callable[[str, Mapping[str, str]], Planner]
 """By the solver's name and the files of profiles, by pool."""
 
-FollowSizes = Callable[[Sequence[PoolState]], None]
-"""Makes Serve run as many units as the control loop wants."""
-
-StateFor = Callable[[str, StateSection], KeptState]
-"""By the fleet's name and what its file says."""
-
 PlanOnce = Callable[[PlanTask, str, Mapping[str, str]], Awaitable[PlanAnswer]]
 """By a solver of that name and the files of profiles, by pool; raises TimeoutError."""
 
@@ -102,10 +94,8 @@ class Controller:
         read_decisions: ReadDecisions = read_decisions,
         start_log: Callable[[], None] = lambda: None,
         planner_for: PlannerFor | None = None,
-        state_for: StateFor = kept_state,
         going_nodes: Callable[[], frozenset[str]] = going_nodes,
         plan_once: PlanOnce = plan_once,
-        follow_sizes: FollowSizes | None = None,
         check_serve_answers: Callable[[], None] = check_serve_answers,
     ) -> None:
         start_log()
@@ -113,7 +103,7 @@ class Controller:
         self._check_serve_answers = check_serve_answers
         self._plan_once = plan_once
         self._following: tuple[asyncio.Task[None], ...] = ()
-        self._follow_sizes = follow_sizes or UnitReplicas().follow
+        self._replicas = UnitReplicas()
         self._read_decisions = read_decisions
         self._planner_for = planner_for or PlannerProcess().using
         self._recorder = FlightRecorder(time.time() - time.monotonic())
@@ -129,7 +119,6 @@ class Controller:
         )
         self._loop.scaling.own_node = own_node()
         self._console = ConsoleTopics(self._loop, self._plan_trial)
-        self._state_for = state_for
         self._state: KeptState | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
@@ -278,7 +267,7 @@ class Controller:
         while True:
             await asyncio.sleep(_SIZES_POLL_S)
             try:
-                await asyncio.to_thread(self._follow_sizes, self._loop.scaling.states())
+                await asyncio.to_thread(self._replicas.follow, self._loop.scaling.states())
                 answering = True
             except Exception as error:  # Ray's client raises what it likes; it is asked again
                 if answering:
@@ -294,7 +283,7 @@ class Controller:
         """A store that was changed gets the state of now."""
         if self._state is not None and self._state.is_of(config.name, config.state):
             return
-        before, self._state = self._state, self._state_for(config.name, config.state)
+        before, self._state = self._state, kept_state(config.name, config.state)
         if before is None:
             await asyncio.to_thread(self._state.load_events, self._log)
             usage = await asyncio.to_thread(self._state.load_usage)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from deploy.simulation.event_queue import EventQueue
-from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.admission.admission import Admit, NoCapacity, Queue, Shed
 from router.gateway_scheduler import GatewayScheduler
 from router.limits import GatewayLimits
 from router.request_terms import AdmissionRequest
-from router.routing.routing import RoutingSettings, UnitChoice
+from router.routing.routing import UnitChoice
 from router.view import FleetView
 
 
@@ -49,11 +49,7 @@ class SimulatedGateway:
     """A gateway in virtual time. It tries waiting requests again when something changes, or its scheduler is due."""
 
     def __init__(self, *, name: str, limits: GatewayLimits, agenda: EventQueue) -> None:
-        self.scheduler = GatewayScheduler(
-            gateway_id=name,
-            admission=AdmissionSettings(max_waiting=limits.max_queued),
-            routing=RoutingSettings(stale_after_s=limits.stale_after_s),
-        )
+        self.scheduler = GatewayScheduler(gateway_id=name, limits=limits)
         self._agenda = agenda
         self._receptions: dict[str, Reception] = {}
         self._wakes_at_s: float | None = None

@@ -27,7 +27,6 @@ def open_cuda_executor(
     kv_pool_bytes: int,
     block_bytes: int,
     default_dtype: str | None = None,
-    device_index: int = 0,
     captures: bool = True,
     divides_decode: bool = False,
     launch_limits: LaunchLimits = DEFAULT_LIMITS,
@@ -39,7 +38,7 @@ def open_cuda_executor(
 
     Raises DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
     """
-    device = open_cuda_device(device_index)
+    device = open_cuda_device()
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
     streams = open_partition_streams(device, num_sms, divides_decode=divides_decode)

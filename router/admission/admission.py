@@ -19,6 +19,11 @@ _LEAST_PAUSE_S = 0.002  # between two tries
 _ROUNDING_S = 1e-6  # what floats may be off by
 _LOOK_EVERY_S = 0.1
 _LATELY_S = 10.0
+# A request is handed to a unit when the prefills before it there take no more than this share of its TTFT target, or
+# its model's if that is less; the others wait here, where turns are fair. A larger one while one tenant alone asks,
+# since between its own requests the unit decides as well, and batches what it sees.
+_AHEAD_SHARE, _AHEAD_SHARE_ALONE = 0.05, 0.25
+_LEAST_AHEAD_S = 0.01  # may always be ahead, so that the unit does not idle while it is asked
 _NO_PACE = QueueForecast()
 _BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
 
@@ -56,21 +61,6 @@ Outcome = Admit | Shed | NoCapacity
 Decision = Outcome | Queue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionSettings:
-    """`max_waiting` counts a model's requests before their first token, here and on units. `ahead_share`: a request is
-    handed to a unit when the prefills before it there take no more than this share of its TTFT target, or its model's
-    if that is less; the others wait here, where turns are fair: `ahead_share_alone` while one tenant alone asks, since
-    between its own requests the unit decides as well, and batches what it sees. `least_ahead_s` may always be ahead, so
-    that the unit does not idle while it is asked.
-    """
-
-    max_waiting: int = 1024
-    ahead_share: float = 0.05
-    ahead_share_alone: float = 0.25
-    least_ahead_s: float = 0.01
-
-
 @dataclass(slots=True, eq=False)
 class _Admitted:
     """`output_tokens` it was charged for. `prefill_s` was predicted; None when the first token tells nothing of it."""
@@ -84,13 +74,14 @@ class _Admitted:
 class Admission:
     """Every ask that is offered gets exactly one Outcome: from `offer`, or later from `pump`; or it is withdrawn."""
 
-    def __init__(self, router: UnitRouter, ledger: QuotaLedger, settings: AdmissionSettings) -> None:
+    def __init__(self, router: UnitRouter, ledger: QuotaLedger, *, max_waiting: int) -> None:
+        """`max_waiting` counts a model's requests before their first token, here and on units."""
         self.queue = FairQueue()
         self.lengths = OutputLengths()
         self.wakes = WakeTimes()
         self._router = router
         self._ledger = ledger
-        self._settings = settings
+        self._max_waiting = max_waiting
         self._learners: dict[str, QueueForecaster] = {}
         self._ttft_targets_s: Mapping[str, float] = {}
         self._before_first: dict[str, int] = {}  # admitted, no token yet
@@ -279,9 +270,8 @@ class Admission:
         if choice is None or not self._has_room(request):
             return math.inf
         ttft_s = min(request.slo.ttft_s, self._ttft_targets_s.get(request.model, math.inf))
-        settings = self._settings
-        ahead_share = settings.ahead_share if len(self._tenants_s) > 1 else settings.ahead_share_alone
-        too_far_ahead_s = choice.before_s - max(ahead_share * ttft_s, settings.least_ahead_s)
+        ahead_share = _AHEAD_SHARE if len(self._tenants_s) > 1 else _AHEAD_SHARE_ALONE
+        too_far_ahead_s = choice.before_s - max(ahead_share * ttft_s, _LEAST_AHEAD_S)
         if too_far_ahead_s > _ROUNDING_S and not behind_all:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
         output_tokens = self._output_tokens(request)
@@ -312,7 +302,7 @@ class Admission:
         return self.lengths.predicted_tokens(request.model, max_tokens=request.max_tokens)
 
     def _is_full(self, model: str) -> bool:
-        return self.num_waiting(model) >= self._settings.max_waiting
+        return self.num_waiting(model) >= self._max_waiting
 
     def _who_makes_room(self, request: AdmissionRequest) -> AdmissionRequest | None:
         """Makes room in a full queue: a first request takes the place of the last one of whoever waits with most.

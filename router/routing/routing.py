@@ -17,21 +17,10 @@ from router.view import FleetView
 Reason = Literal["predicted", "power_of_two", "stale"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingSettings:
-    """A report older than `stale_after_s` tells too little to predict from.
-
-    `affinity_weight`: worth of a second of prefill that a cached prefix saves the unit, beyond the request's own gain.
-    `load_weight`: how much a request running there counts, in prefills of the new one. `tie_share`: predictions this
-    close are the same. `exploration`: share of the requests spread evenly while all reports are stale.
-    """
-
-    stale_after_s: float = 5.0
-    affinity_weight: float = 0.5
-    load_weight: float = 0.05
-    tie_share: float = 0.05
-    exploration: float = 0.1
+_AFFINITY_WEIGHT = 0.5  # of a second of prefill that a cached prefix saves the unit, beyond the request's own gain
+_LOAD_WEIGHT = 0.05  # of a request running there, in prefills of the new one
+_TIE_SHARE = 0.05  # predictions this close are the same
+_EXPLORED_SHARE = 0.1  # of the requests, spread evenly while all reports are stale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +65,15 @@ def choose_unit(
     own: UnreportedLoad,
     now_s: float,
     *,
+    stale_after_s: float,
     hints: RoutingHints = RoutingHints(),
-    settings: RoutingSettings = RoutingSettings(),
 ) -> UnitChoice | None:
     """The unit with the model ready, room for the request's context, and the earliest predicted first token, weighed
     against how crowded it is and what its prefix cache saves; None if there is none.
 
-    Without predictions the less loaded of two drawn units; while no report is fresh, two drawn by the last good ones.
-    A unit whose report alone is stale is taken when the fresh ones would miss the request's TTFT target.
+    A report older than `stale_after_s` tells too little to predict from. Without predictions the less loaded of
+    two drawn units; while no report is fresh, two drawn by the last good ones. A unit whose report alone is stale is
+    taken when the fresh ones would miss the request's TTFT target.
     """
     candidates = table.by_model.get(request.model)
     if candidates is None:
@@ -104,9 +94,9 @@ def choose_unit(
         hands_over = not hints.goes_on and request.max_tokens > 1 and bool((usable & candidates.decode).any())
         fitting = usable & ~(candidates.prefill if hints.goes_on else candidates.decode)
         usable = fitting if fitting.any() else usable
-    fresh = now_s - table.heard_s[candidates.unit] <= settings.stale_after_s
+    fresh = now_s - table.heard_s[candidates.unit] <= stale_after_s
     draw = zlib.crc32(f"{hints.salt}/{request.request_id}".encode())
-    scene = _Scene(table, candidates, own, request, now_s, hints, settings, hands_over)
+    scene = _Scene(table, candidates, own, request, now_s, hints, hands_over)
     if not (fresh & usable).any():
         weights = scene.last_good_weights()
         return scene.choice(_drawn(usable, weights, scene.own_counts() / weights, draw), "stale")
@@ -126,23 +116,21 @@ class _Scene:
     request: AdmissionRequest
     now_s: float
     hints: RoutingHints
-    settings: RoutingSettings
     hands_over: bool  # where the unit is for prompts
 
     def best(self, usable: npt.NDArray[np.bool_], fresh: npt.NDArray[np.bool_], draw: int) -> int:
-        settings = self.settings
         full_s = self.candidates.base_s + self.request.prompt_tokens * self.candidates.per_token_s
-        score = self._wait_s() + full_s * (1.0 + settings.load_weight * self.load())
+        score = self._wait_s() + full_s * (1.0 + _LOAD_WEIGHT * self.load())
         for unit_id, tokens in self.hints.matched_tokens.items():
             position = self.candidates.position.get(unit_id)
             if position is not None:
                 saved_s = min(tokens, self.request.prompt_tokens) * self.candidates.per_token_s[position]
-                score[position] -= (1.0 + settings.affinity_weight) * saved_s
+                score[position] -= (1.0 + _AFFINITY_WEIGHT) * saved_s
         # Neither is a reason to stay away for good: where all are crowded or stale, all pay the same.
         score += self.request.slo.ttft_s * (self.candidates.crowded.astype(float) + ~fresh)
         score[~usable] = np.inf
         least = float(score.min())
-        ties = np.flatnonzero(score <= least + settings.tie_share * abs(least))
+        ties = np.flatnonzero(score <= least + _TIE_SHARE * abs(least))
         return int(ties[draw % len(ties)])
 
     def last_good_weights(self) -> Floats:
@@ -154,8 +142,7 @@ class _Scene:
         backlog_s = (self.table.free_at_s - self.table.reported_s)[candidates.unit]
         promised_s = candidates.base_s + self.request.prompt_tokens * candidates.per_token_s + backlog_s
         good = 1.0 / np.maximum(promised_s, 1e-6)
-        share = self.settings.exploration
-        weights: Floats = (1.0 - share) * good / good.sum() + share / number
+        weights: Floats = (1.0 - _EXPLORED_SHARE) * good / good.sum() + _EXPLORED_SHARE / number
         return weights
 
     def own_counts(self) -> Floats:
@@ -218,9 +205,9 @@ _NO_UNITS = FleetView(models=(), units=(), stream_token="")
 class UnitRouter:
     """A request that was `sent` to a unit counts as its load until it `left`."""
 
-    def __init__(self, gateway_id: str, settings: RoutingSettings) -> None:
+    def __init__(self, gateway_id: str, *, stale_after_s: float) -> None:
         self._gateway_id = gateway_id
-        self._settings = settings
+        self._stale_after_s = stale_after_s
         self._table = RoutingTable.of(_NO_UNITS, 0.0)
         self._own = UnreportedLoad(self._table)
         self._prefixes = PrefixIndex()
@@ -257,7 +244,7 @@ class UnitRouter:
             avoid=avoid | self._unreachable if self._unreachable else avoid,
             salt=self._gateway_id,
         )
-        return choose_unit(self._table, request, self._own, now_s, hints=hints, settings=self._settings)
+        return choose_unit(self._table, request, self._own, now_s, stale_after_s=self._stale_after_s, hints=hints)
 
     def sent(self, request: AdmissionRequest, choice: UnitChoice, now_s: float, *, due_s: float) -> None:
         self._own.sent(request.request_id, choice.unit_id, prefill_s=choice.prefill_s, now_s=now_s, due_s=due_s)

@@ -9,7 +9,6 @@ from importlib.metadata import version
 
 from pdmux_actor.messages import StructuredOutput
 from router.access.access_control import AccessControl
-from router.admission.admission import AdmissionSettings
 from router.admission.demand_report import DemandReport
 from router.errors import (
     GatewayNotReady,
@@ -31,7 +30,6 @@ from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.request_terms import ANYBODY, Caller, Priority
-from router.routing.routing import RoutingSettings
 from router.serving.embedding_generations import embedding_generations, embedding_prompts
 from router.serving.embeddings_response import EmbeddingsResponse
 from router.serving.generation_relay import GenerationRelay
@@ -79,11 +77,7 @@ class Gateway:
         """`start_text` starts what works on prompts' text."""
         self.limits = limits or GatewayLimits()
         self.view = LiveView()
-        self.scheduler = GatewayScheduler(
-            gateway_id=uuid.uuid4().hex,
-            admission=AdmissionSettings(max_waiting=self.limits.max_queued),
-            routing=RoutingSettings(stale_after_s=self.limits.stale_after_s),
-        )
+        self.scheduler = GatewayScheduler(gateway_id=uuid.uuid4().hex, limits=self.limits)
         self.clock = clock
         self.access = AccessControl(
             clock=clock,

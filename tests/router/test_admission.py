@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from pdmux_actor.lease import ModelPhase
 from pdmux_actor.messages import Slo
-from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.admission.admission import Admit, NoCapacity, Queue, Shed
 from router.admission.learned_estimates import DrainRate, OutputLengths, WakeTimes
 from router.gateway_scheduler import GatewayScheduler
+from router.limits import GatewayLimits
 from router.request_terms import Priority
 
 FULL = model_load(quota_blocks=20, tokens_per_row=16)  # 320 tokens: three requests of 100
 
 
 def scheduler(*units, max_waiting: int = 100, now_s: float = 0.0, **options) -> GatewayScheduler:
-    made = GatewayScheduler(gateway_id="g", admission=AdmissionSettings(max_waiting=max_waiting))
+    made = GatewayScheduler(gateway_id="g", limits=GatewayLimits(max_queued=max_waiting))
     made.update_view(fleet(*units, **options), now_s)
     return made
 

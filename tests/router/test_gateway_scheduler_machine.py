@@ -7,8 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pdmux_actor.lease import ModelPhase
 from placement.unit_role import UnitRole
-from router.admission.admission import AdmissionSettings, Admit, NoCapacity, Queue, Shed
+from router.admission.admission import Admit, NoCapacity, Queue, Shed
 from router.gateway_scheduler import GatewayScheduler
+from router.limits import GatewayLimits
 from router.request_terms import Priority
 
 MODELS = ("a", "b")
@@ -40,10 +41,10 @@ views = st.builds(
 )
 
 
-class FrontDeskMachine(RuleBasedStateMachine):
+class GatewaySchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = GatewayScheduler(gateway_id="g", admission=AdmissionSettings(max_waiting=MAX_WAITING))
+        self.scheduler = GatewayScheduler(gateway_id="g", limits=GatewayLimits(max_queued=MAX_WAITING))
         self.now_s = 0.0
         self.number = 0
         self.waiting: set[str] = set()
@@ -186,5 +187,5 @@ class FrontDeskMachine(RuleBasedStateMachine):
 
 def test_gateway_scheduler__any_history__books_balance_and_each_is_answered_once() -> None:
     run_state_machine_as_test(
-        FrontDeskMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+        GatewaySchedulerMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
     )

@@ -22,7 +22,7 @@ def choice_of(*units, request=None, now_s: float = 0.0, sent=(), **hints) -> Uni
     own = UnreportedLoad(table)
     for i, unit_id in enumerate(sent):
         own.sent(f"sent-{i}", unit_id, prefill_s=0.02, now_s=0.0)
-    return choose_unit(table, request or ask(), own, now_s, hints=RoutingHints(**hints))
+    return choose_unit(table, request or ask(), own, now_s, stale_after_s=5.0, hints=RoutingHints(**hints))
 
 
 def chosen(*units, **options) -> str | None:
@@ -121,7 +121,7 @@ def test_choose__stale_for_long__own_requests_level_the_load() -> None:
     table = RoutingTable.of(fleet(*(unit(f"u{i}", age_s=60) for i in range(5))), 0.0)
     own = UnreportedLoad(table)
     for i in range(200):
-        choice = choose_unit(table, ask(f"r{i}"), own, 1000.0)
+        choice = choose_unit(table, ask(f"r{i}"), own, 1000.0, stale_after_s=5.0)
         assert choice is not None
         own.sent(f"r{i}", choice.unit_id, prefill_s=0.0, now_s=1000.0)
 
@@ -207,7 +207,7 @@ def test_choose__a_burst__never_piles_on_one_unit_while_another_would_be_sooner(
     own = UnreportedLoad(table)
     for i in range(60 if ready else 0):
         waits = {u: max(0.0, own.free_at_s[row]) for u, row in table.row.items()}
-        choice = choose_unit(table, ask(f"r{i}", slo=Slo(ttft_s=0.0, tbt_s=1.0)), own, 0.0)
+        choice = choose_unit(table, ask(f"r{i}", slo=Slo(ttft_s=0.0, tbt_s=1.0)), own, 0.0, stale_after_s=5.0)
         assert choice is not None
         loads = own.requests / table.num_gpus
         slack_s = 0.02 * 0.05 * (loads.max() - loads.min()) + 0.05 * (min(waits.values()) + 0.02 * (2 + loads.max()))

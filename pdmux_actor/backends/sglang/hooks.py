@@ -29,6 +29,7 @@ from pdmux_actor.backends.sglang.snapshot import Directive
 from profiler.probe import LaunchShape
 
 _PAUSED_POLL_S = 0.001
+_REPORT_EVERY_S = 0.25
 DISPATCH_STATE = "_muxfleet_dispatch_state"  # of the scheduler, as attributes
 REPORTER = "_muxfleet_reporter"
 QUOTA_RPC = "muxfleet_use_quota"
@@ -67,7 +68,7 @@ class Reporter:
                     self._link.send(GuardKept(call))
         now_s = time.monotonic()
         if now_s >= self._next_report_s:
-            self._next_report_s = now_s + self._dispatch_state.config.report_period_s
+            self._next_report_s = now_s + _REPORT_EVERY_S
             self._link.send(self._load())
 
     def tell(self, message: FromPlugin) -> None:

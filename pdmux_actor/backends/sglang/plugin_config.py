@@ -34,7 +34,6 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     quota_tokens: int
     profile: str | None = None
     guard: str | None = None
-    report_period_s: float = 0.25
     records: bool = False
 
 
