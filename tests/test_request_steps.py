@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_FILES = {"to the wire": 44, "to the engine's inbox": 54, "to the last token": 91, "one decide": 26}
+MOST_FILES = {"to the wire": 41, "to the engine's inbox": 50, "to the last token": 83, "one decide": 25}
 
 
 @pytest.fixture(scope="module")
