@@ -6,8 +6,8 @@ from typing import Any
 
 from deploy.errors import OptionNotUsable, OutputNotWritable
 from deploy.reports.compared_figures import figure_sections
-from deploy.reports.measured_runs import bench_section
 from deploy.reports.page import ReportSection, page_html
+from deploy.reports.run_figures import distribution_plots, figures_rows
 from deploy.reports.run_files import NO_RUN
 from deploy.reports.simulated_runs import simulation_section
 
@@ -32,4 +32,15 @@ def write_report(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
 def _sections(run: Mapping[str, Any]) -> Sequence[ReportSection]:
     if "deployments" in run:
         return (simulation_section(run),)
-    return figure_sections(run) if "orderings" in run or "figures" in run else (bench_section(run),)
+    return figure_sections(run) if "orderings" in run or "figures" in run else (_bench_section(run),)
+
+
+def _bench_section(run: Mapping[str, Any]) -> ReportSection:
+    """What `muxfleet bench` wrote."""
+    return ReportSection(
+        title=f"Measured: {run.get('url') or 'an endpoint'}",
+        command=run.get("command"),
+        texts=(f"Requests of {run.get('trace', 'a trace')}. Times are real, as the client saw them.",),
+        plots=distribution_plots({"all models": run}),
+        tables=(figures_rows({**run["models"], "total": run["total"]}, first="model"),),
+    )

@@ -30,12 +30,10 @@ from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.request_terms import ANYBODY, Caller, Priority
-from router.serving.embedding_generations import embedding_generations, embedding_prompts
-from router.serving.embeddings_response import EmbeddingsResponse
+from router.serving.embeddings import EmbeddingsResponse, embedding_generations, embedding_prompts
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner, WaitingRequests
 from router.serving.model_absence import ModelAbsence
-from router.serving.prompt_only import without_completion
 from router.serving.prompts import (
     Prompt,
     bad_word_tokens,
@@ -45,7 +43,7 @@ from router.serving.prompts import (
     completion_prompts,
     too_long,
 )
-from router.serving.reply_reading import read_parts
+from router.serving.reply_reading import read_parts, without_completion
 from router.serving.response import GenerationResponse, generations_of, interleave, so_many_at_once
 from router.serving.tokenizing import detokenize, tokenize
 from router.telemetry.metrics import GatewayMetrics

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from pdmux_actor.messages import FinishReason
 from router.generation import Output, ToolCall
 from router.text.calls import ReplyParts
 from router.text.replies import OpenedReply
@@ -34,6 +35,16 @@ async def read_parts(
             num_calls += len(merged.tool_calls)
             held.clear()
             yield merged
+
+
+async def without_completion(outputs: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
+    """Outputs of a request that asks for nothing but its prompt (`max_tokens` 0): without the one token that an engine
+    generates to every prompt.
+    """
+    async with aclosing(outputs) as coming:
+        async for output in coming:
+            finish = None if output.finish is None else FinishReason.LENGTH
+            yield replace(output, text="", num_tokens=0, logprobs=(), token_ids=(), finish=finish)
 
 
 def _merged(output: Output, parts: list[ReplyParts], num_tokens: list[int], max_calls: int | None) -> Output:
