@@ -252,6 +252,22 @@ def test_environment__allow_list__names_files_that_read_it() -> None:
     assert not stale
 
 
+# Files that are named as examples of what others may have.
+FILES_OF_OTHERS = frozenset({"deploy.py", "queue.py"})
+
+
+def test_files_named_in_comments__any_product_file__are_there() -> None:
+    present = {path.name for path in tracked_files()}
+    named = re.compile(r"(?<![\w.-])[a-z][a-z0-9_]*\.py\b")
+    found = [
+        f"{relative(path)}: {name}"
+        for path in product_files()
+        for name in named.findall(path.read_text())
+        if name not in present | FILES_OF_OTHERS
+    ]
+    assert not found, f"there is no such file: {found}"
+
+
 def test_pure_modules__imported__leave_torch_out() -> None:
     present = [
         name

@@ -187,7 +187,7 @@ class DispatchPolicy(Protocol):
     """Deterministic: the same states in the same order give the same actions.
 
     With `target_aware` prompts wait in serving order (prompt_order.py), else in that of their arrival, and a first
-    token is held back where the second would come too late after it (first_tokens.py).
+    token is held back where the second would come too late after it (answers.py).
     """
 
     target_aware: bool

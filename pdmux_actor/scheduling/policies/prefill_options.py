@@ -6,7 +6,7 @@ A way is a decode share beside the prompt, or a fused step. The best is the one 
 
 where rho_P is the utilisation of the prefill lane when all prompts are taken in this way, rho_D that of the places for
 sequences when all decode at this pace (request_delays.py), U the utilisation up to which first tokens can be in time,
-and F the share of running sequences whose TBT target admits the gaps that they have meanwhile (tbt_target.py). A
+and F the share of running sequences whose TBT target admits the gaps that they have meanwhile (forecast.py). A
 request that has its first token in time and late gaps counts c of one that is served within both targets. Of ways with
 equal value that one is best with which most of the prompts that wait have their first token in time, and of these the
 one that delays requests least in all.
