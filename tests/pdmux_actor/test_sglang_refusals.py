@@ -16,8 +16,8 @@ def refused(request: GenerateRequest) -> tuple[str | None, str]:
     told = []
 
     class Sender:
-        def send(self, notice) -> None:
-            told.extend(notice.events)
+        def send_tokens(self, events) -> None:
+            told.extend(events)
 
     async def submit() -> None:
         RequestStreams(Sender()).submit(request)
@@ -57,7 +57,7 @@ def test_request__sglang_raises_what_is_no_refusal__is_answered() -> None:
             raise RuntimeError("out of memory")
 
     async def submit() -> None:
-        streams = RequestStreams(SimpleNamespace(send=lambda notice: told.extend(notice.events)))
+        streams = RequestStreams(SimpleNamespace(send_tokens=told.extend))
         info = SimpleNamespace(model="a", spec=SimpleNamespace(vocab_size=512))
         streams.open(Broken(), SimpleNamespace(info=info, max_len=lambda quota_blocks: 512), 10)
         streams.submit(PLAIN)
@@ -79,7 +79,7 @@ def test_request__longer_than_the_quota_takes__is_given_back_unless_it_exceeds_t
     told = []
 
     async def submit() -> None:
-        streams = RequestStreams(SimpleNamespace(send=lambda notice: told.extend(notice.events)))
+        streams = RequestStreams(SimpleNamespace(send_tokens=told.extend))
         info = SimpleNamespace(model="a", max_model_len=512, spec=SimpleNamespace(vocab_size=512))
         streams.open(None, SimpleNamespace(info=info, max_len=lambda quota_blocks: 63), 10)
         streams.submit(make_request("asks", prompt_tokens=prompt_tokens))
