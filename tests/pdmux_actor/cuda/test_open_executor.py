@@ -22,7 +22,7 @@ FREE_BYTES = 100 * GIB
 @pytest.fixture(autouse=True)
 def one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 GiB of it are free."""
-    monkeypatch.setattr(open_cuda, "open_cuda_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(open_cuda, "open_cuda_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(open_cuda, "open_partition_streams", lambda device, num_sms, divides_decode: NoStreams())
     monkeypatch.setattr(open_cuda, "cuda_device_spec", lambda device, *, step_sms: H200)
     monkeypatch.setattr(open_cuda, "products_gain_on_partition", lambda device, streams, num_sms: True)
