@@ -6,6 +6,7 @@ from enum import StrEnum
 from pdmux_actor.messages import LoadReport, Slo
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.unit_role import UnitRole
+from profiler.native_refusal import NativeDevice
 from profiler.specs import DeviceSpec
 
 QUIET_HEARTBEAT_S = 1.0
@@ -109,7 +110,8 @@ class UnitReport:
     `host_memory_bytes` are there for the weights of models that sleep. `launch_limits` are its engine's. `engine` is
     its kind and version. `measured_device` is what the engine measured of its device at its start; None where it knows
     the device.
-    `sizes_pool`: its lease says how large its KV pool is; `total_blocks` is 0 until then.
+    `sizes_pool`: its lease says how large its KV pool is; `total_blocks` is 0 until then. `native_on` as in
+    UnitCapacity.
     """
 
     unit_id: str
@@ -135,3 +137,4 @@ class UnitReport:
     launch_limits: LaunchLimits = DEFAULT_LIMITS
     sizes_pool: bool = False
     role: UnitRole = UnitRole.BOTH
+    native_on: NativeDevice | None = None

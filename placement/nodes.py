@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan, UnitCapacity
+from profiler.native_refusal import NativeDevice
 from profiler.specs import DeviceSpec
 
 MESH_SIZES = (1, 2, 4, 8)
@@ -13,7 +14,8 @@ MESH_SIZES = (1, 2, 4, 8)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
     """Nodes that are alike. `memory_bytes` and `total_blocks` are those of one GPU; `mesh_sizes` are the GPU counts
-    that a unit may have, `max_models` how many models its engine serves, `sizes_pool` as in UnitCapacity.
+    that a unit may have, `max_models` how many models its engine serves, `sizes_pool` and `native_on` as in
+    UnitCapacity.
     """
 
     name: str
@@ -27,6 +29,7 @@ class NodePool:
     mesh_sizes: tuple[int, ...] = MESH_SIZES
     max_models: int | None = None
     launch_limits: LaunchLimits = DEFAULT_LIMITS
+    native_on: NativeDevice | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -50,6 +53,7 @@ class NodePool:
             device=self.device,
             max_models=self.max_models,
             launch_limits=self.launch_limits,
+            native_on=self.native_on,
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.step_correction import UNCORRECTED, StepCorrection
 from placement.unit_role import UnitRole
+from profiler.native_refusal import NativeDevice
 from profiler.specs import DeviceSpec
 
 
@@ -17,7 +18,8 @@ class UnitCapacity:
     speed is not known, and only memory can be planned for. `max_models` None: as many as fit. `launch_limits` are its
     engine's: each model needs room for such launches. `correction` is what its measured steps say of the estimate.
     `asleep` are models whose weights its host memory holds, with the seconds that waking each takes; they change what a
-    move costs, not what the unit offers. `role` is the part of requests that it is for.
+    move costs, not what the unit offers. `role` is the part of requests that it is for. `native_on`: what muxfleet's
+    own engine computes on there, which does not run every model; None: the engine takes any that plans know.
     """
 
     unit_id: str
@@ -34,6 +36,7 @@ class UnitCapacity:
     correction: StepCorrection = UNCORRECTED
     asleep: Mapping[str, float] = field(default_factory=dict, compare=False)
     role: UnitRole = UnitRole.BOTH
+    native_on: NativeDevice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from placement.errors import ModelUnknown
-from placement.estimation.memory import bytes_for_models, resident_bytes_on, runs_on
+from placement.estimation.memory import bytes_for_models, divides, resident_bytes_on
 from placement.estimation.plan_estimate import FleetEstimate, ModelEstimate, UnitEstimate, estimate
 from placement.estimation.problem_arrays import Estimator, make_instance
+from placement.estimation.refusal import engine_refusal
 from placement.estimation.throughput import BYTES, LOAD
 from placement.neighbour_strain import strains_in
 from placement.packing.packing import Packing
@@ -201,8 +202,11 @@ class _Trial:
 
     def _no_room(self, number: int) -> str:
         unit = self._units[number]
-        if not runs_on(self._spec, unit.num_gpus):
+        if not divides(self._spec, unit.num_gpus):
             return f"its heads cannot be divided among {unit.num_gpus} GPUs"
+        refused = engine_refusal(self._instance.models[self._model], unit)
+        if refused is not None:
+            return refused.reason
         if unit.max_models is not None and len(self._packing.parts[number]) >= unit.max_models:
             return f"its engine serves {unit.max_models} model{'' if unit.max_models == 1 else 's'} at most"
         needed = resident_bytes_on(unit, self._instance.models[self._model])

@@ -43,7 +43,9 @@ def size_pools(
 
 
 def _leave_one_out(units: Sequence[UnitCapacity], models: Sequence[PlacementModel]) -> bool:
-    return not all(any(holds_weights(u, [m]) and runs_on(m.spec, u.num_gpus) for u in units) for m in models)
+    return not all(
+        any(holds_weights(u, [m]) and runs_on(m.spec, u.num_gpus, u.native_on) for u in units) for m in models
+    )
 
 
 def _sizes(
@@ -83,7 +85,7 @@ def _sizes_of_others(group: Sequence[UnitCapacity], models: Sequence[PlacementMo
     if unit.max_models is not None:
         return ()
     everywhere = {m.model for m in models if all(u.unit_id in plan.units_of(m.model) for u in group)}
-    others = [m for m in models if m.model not in everywhere and runs_on(m.spec, unit.num_gpus)]
+    others = [m for m in models if m.model not in everywhere and runs_on(m.spec, unit.num_gpus, unit.native_on)]
     sizes = sorted(resident_bytes_on(unit, m) for m in others)
     return (sizes[-1], sizes[0]) if sizes else ()
 

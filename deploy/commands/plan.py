@@ -37,6 +37,7 @@ from deploy.planning.fleet_planning import (
     with_solver,
 )
 from deploy.planning.fleet_sizing import sized_fleet
+from deploy.planning.incomplete_checkpoints import incomplete_checkpoints
 from deploy.planning.plan_file import read_plan
 from placement.estimation.memory import holds_weights
 from placement.estimation.plan_estimate import FleetEstimate
@@ -76,8 +77,8 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Draw the fleet as .png or .svg (needs muxfleet[plots]).")
     ] = None,
 ) -> None:
-    """Print which models sit on which units, and what they will serve. Exit code 1 if a model fits nowhere, or if no
-    number of nodes is enough.
+    """Print which models sit on which units, and what they will serve. Exit code 1 if a model fits nowhere, if its
+    checkpoint here is not whole, or if no number of nodes is enough.
 
     Example: muxfleet plan examples/simulated-8gpu.yaml --solver search --what-if nodes=+1,rate.llama-8b=x2
     The cheapest nodes: muxfleet plan examples/simulated-8gpu.yaml --attainment 0.99 --price large=30,small=9
@@ -99,16 +100,20 @@ def plan(
         enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
     found = planned.estimate()
     _show_plan(console, planned, found, bound_per_s=bound_per_s, enough=enough, size=size)
+    broken = incomplete_checkpoints(fleet)
+    for model, reason in broken.items():
+        console.print(f"would not load: {model}: {reason}", style="red", soft_wrap=True)
     if without is not None:
         console.print(f"what if: {_told(given, supposed)}", soft_wrap=True)
         console.print(f"without: {served_line(without, without.estimate())}", soft_wrap=True)
     steps, cost = _show_steps(console, before, planned)
     if json_file is not None:
-        write_json(json_file, plan_dict(planned, found, bound_per_s=bound_per_s, steps=steps, cost=cost, size=size))
+        written = plan_dict(planned, found, bound_per_s=bound_per_s, steps=steps, cost=cost, size=size)
+        write_json(json_file, {**written, "would_not_load": broken})
     if picture is not None and plot is not None:
         picture.draw(plot, planned, found)
         console.print(f"wrote {plot}")
-    if planned.plan.unplaced or (size is not None and not size.is_enough):
+    if planned.plan.unplaced or broken or (size is not None and not size.is_enough):
         raise typer.Exit(1)
 
 

@@ -44,6 +44,7 @@ class KnownUnit:
             device=self.device,
             asleep={s.model: s.asleep.wake_s for s in report.models if s.asleep is not None},
             role=report.role,
+            native_on=report.native_on,
         )
 
 

@@ -27,6 +27,7 @@ from placement.solvers.entry import IsTimeUp, SolverEntry
 from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
 from placement.unit_role import UnitRole
+from profiler.native_refusal import NativeDevice
 
 _ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
 
@@ -143,6 +144,7 @@ def node_pools(fleet: FleetFile) -> tuple[NodePool, ...]:
             mesh_sizes=(pool.mesh_gpus,) if pool.device == "cpu" else MESH_SIZES,
             max_models=fleet.backend(pool).max_models,
             launch_limits=_launch_limits(fleet),
+            native_on=_native_on(fleet, pool),
         )
         for pool in fleet.pools
     )
@@ -198,12 +200,18 @@ def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
             max_models=fleet.backend(pool).max_models,
             launch_limits=_launch_limits(fleet),
             role=UnitRole(pool.role or UnitRole.BOTH),
+            native_on=_native_on(fleet, pool),
         )
 
 
 def _launch_limits(fleet: FleetFile) -> LaunchLimits:
     engine = fleet.engine
     return LaunchLimits(batch_tokens=engine.max_batch_tokens, sequences=engine.max_running_sequences)
+
+
+def _native_on(fleet: FleetFile, pool: PoolSection) -> NativeDevice | None:
+    backend = fleet.backend(pool)
+    return backend.native_on.get(backend.kinds.get(pool.device, ""))
 
 
 def _pool_bytes(fleet: FleetFile, pool: PoolSection) -> int:

@@ -23,13 +23,12 @@ from pdmux_actor.models.operators import DecoderOperators
 from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.transformers_config import TransformersConfig
-from pdmux_actor.models.transformers_decoder import CHANGES_SCORES
 from pdmux_actor.models.transformers_loading import decoder_of, load_transformers_decoder
 from pdmux_actor.models.weights import load_weights
 from placement.estimation.memory import held_weight_bytes, resident_bytes
 from placement.launch_limits import LaunchLimits
-from profiler.architectures import family_of
 from profiler.families.registry import FAMILIES
+from profiler.native_refusal import NativeRefusal, native_refusal, without_kernels
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 _MOST_READING_THREADS = 8  # a drive or a network file system gives no more to more
@@ -73,7 +72,7 @@ def load_decoder(
     config = _config(model, raw_config, None if dtype == AUTO_DTYPE else dtype, implementation, source.weights)
     if dtype == AUTO_DTYPE:
         config = _config(model, raw_config, fastest_dtype(config.spec), implementation, source.weights)
-    _check_share(model, config, share)
+    _check_engine(model, config, device, share.num_ranks)
     spec = share.spec_of(config.spec)
     geometry = KvGeometry.of(spec, block_bytes)
     needed_bytes = _needed_bytes(config.spec, share.num_ranks, launch_limits)
@@ -117,19 +116,12 @@ def _decoder(
     share: RankShare,
 ) -> LayeredDecoder:
     if isinstance(config, TransformersConfig):
-        if device is not None and family_of(config.spec.architecture).changes_scores:
-            raise _no_kernels(info.model, config.spec, CHANGES_SCORES, "serve it in a pool of CPUs")
         decoder = load_transformers_decoder(info.model, folder, config, device, kernels)
         beyond = None if device is None else decoder.beyond_flash(info.max_model_len)
         if beyond is not None:
-            raise _no_kernels(info.model, config.spec, beyond, "set max_model_len within its window")
+            remedy = "set max_model_len within its window"
+            raise _refused(info.model, without_kernels(config.spec.architecture, beyond, remedy))
         return decoder
-    if device is not None and device.type != "cpu" and not FAMILIES[config.spec.architecture].native_on_gpus:
-        what = "no kernels here have its attention and experts"
-        raise _no_kernels(info.model, config.spec, what, "serve it in a pool of CPUs")
-    if device is not None and device.type != "cpu" and config.spec.is_moe and config.spec.weights is not None:
-        reason = f"weights={config.spec.weights} of a mixture of experts is for CPUs"
-        raise ModelLoadError(model=info.model, reason=reason, remedy="remove `weights`, or serve it in an SGLang pool")
     bfloat16 = kernels.serving(info.spec)
     if bfloat16 is not None:
         operators = CompiledOperators(bfloat16)
@@ -148,12 +140,19 @@ def _decoder(
     return Decoder(replace(config, spec=info.spec), weights, info.max_model_len, operators)
 
 
-def _no_kernels(model: str, spec: ModelSpec, what: str, remedy: str) -> ModelLoadError:
-    return ModelLoadError(
-        model=model,
-        reason=f"{spec.architecture} is not served on a GPU: {what}",
-        remedy=f"{remedy}, or serve it in an SGLang pool (backend: sglang)",
+def _check_engine(model: str, config: AnyConfig, device: torch.device | None, num_ranks: int) -> None:
+    refused = native_refusal(
+        config.spec,
+        "cpu" if device is None or device.type == "cpu" else "cuda",
+        num_ranks,
+        by_transformers=isinstance(config, TransformersConfig),
     )
+    if refused is not None:
+        raise _refused(model, refused)
+
+
+def _refused(model: str, refused: NativeRefusal) -> ModelLoadError:
+    return ModelLoadError(model=model, reason=refused.reason, remedy=refused.remedy)
 
 
 def _needed_bytes(spec: ModelSpec, num_ranks: int, limits: LaunchLimits | None) -> int:
@@ -161,16 +160,6 @@ def _needed_bytes(spec: ModelSpec, num_ranks: int, limits: LaunchLimits | None) 
     if limits is None:
         return held_weight_bytes(spec, num_ranks) // num_ranks
     return resident_bytes(spec, num_ranks, limits) // num_ranks
-
-
-def _check_share(model: str, config: AnyConfig, share: RankShare) -> None:
-    if isinstance(config, TransformersConfig) and share.num_ranks > 1:
-        raise ModelLoadError(
-            model=model,
-            reason=f"{config.spec.architecture} runs by transformers' code, which is not divided among ranks",
-            remedy="place it on a pool with mesh_gpus: 1, or with backend: sglang",
-        )
-    share.check(model, config.spec)
 
 
 def awakened(

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.tensor_reader import TensorPart
 from profiler.specs import ModelSpec
 
@@ -47,26 +46,6 @@ class RankShare:
             intermediate_size=spec.intermediate_size // self.num_ranks,
             expert_intermediate_size=spec.expert_intermediate_size // self.num_ranks,
         )
-
-    def check(self, model: str, spec: ModelSpec) -> None:
-        """Raises ModelLoadError: the model cannot be divided so."""
-        if self.num_ranks == 1:
-            return
-        kv_heads = spec.num_kv_heads
-        problems = {
-            ("num_attention_heads", spec.num_heads): spec.num_heads % self.num_ranks,
-            ("num_key_value_heads", kv_heads): kv_heads % self.num_ranks and self.num_ranks % kv_heads,
-            ("intermediate_size", spec.intermediate_size): spec.intermediate_size % self.num_ranks,
-            ("vocab_size", spec.vocab_size): spec.vocab_size % self.num_ranks,
-            ("moe_intermediate_size", spec.expert_intermediate_size): spec.expert_intermediate_size % self.num_ranks,
-        }
-        for (field, value), is_problem in problems.items():
-            if is_problem:
-                raise ModelLoadError(
-                    model=model,
-                    reason=f"config.json: {field}={value} cannot be divided among {self.num_ranks} ranks",
-                    remedy="place it on a pool with another mesh_gpus, or with backend: sglang",
-                )
 
     @staticmethod
     def _part(dim: int, index: int, count: int) -> TensorPart | None:

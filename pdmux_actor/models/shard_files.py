@@ -53,6 +53,20 @@ def open_shard(model: str, path: Path) -> safe_open:
         raise broken_shard(model, path, error) from error
 
 
+def check_shards(model: str, folder: Path) -> None:
+    """Reads the head of each file, and no tensor; leaves torch out.
+
+    Raises:
+        ModelLoadError: there are none, or one is missing, truncated or no safetensors file.
+    """
+    for path in shard_files(model, folder):
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise broken_shard(model, path, error) from error
+
+
 def broken_shard(model: str, path: Path, error: Exception, tensor: str | None = None) -> ModelLoadError:
     """`tensor` could not be read; None: the file did not open."""
     cut_off = tensor or _first_cut_off(path)

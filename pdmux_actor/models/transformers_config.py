@@ -7,8 +7,8 @@ from typing import Any
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.stored_formats.entry import StoredWeights
 from pdmux_actor.models.stored_formats.registry import stored_weights
-from profiler.architectures import family_of
 from profiler.errors import UnsupportedModel
+from profiler.native_refusal import native_refusal
 from profiler.specs import ModelSpec
 
 # Their frequencies follow from the longest sequence of a batch once it is beyond the original length.
@@ -36,12 +36,6 @@ class TransformersConfig:
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
             raise ModelLoadError(model=model, reason=reason, remedy=error.remedy) from error
-        family = family_of(spec.architecture)
-        refusal = family.refusal
-        if refusal is not None:
-            reason = f"config.json: architectures={spec.architecture!r} is not served by this engine: {refusal}"
-            remedy = "an SGLang pool (backend: sglang) may serve it: docs/models.md"
-            raise ModelLoadError(model=model, reason=reason, remedy=remedy)
         if spec.weights == "fp8":  # as many bytes, and CPUs multiply them
             spec = replace(spec, weights="int8")
         if stored is not None and stored.format.of_stacks:
@@ -51,13 +45,9 @@ class TransformersConfig:
                 "transformers' code here",
                 remedy="serve it by the native decoder, or a checkpoint in bfloat16",
             )
-        if spec.weights is not None and not family.is_rounded_by_transformers:
-            raise ModelLoadError(
-                model=model,
-                reason=f"weights={spec.weights} cannot be had of {spec.architecture}, which runs by transformers' "
-                "code: its products are not all torch.nn.Linear",
-                remedy="set `weights: dtype`, or serve it in a pool with `backend: sglang`, if SGLang has it",
-            )
+        refused = native_refusal(spec, "cpu", by_transformers=True)
+        if refused is not None:
+            raise ModelLoadError(model=model, reason=refused.reason, remedy=refused.remedy)
         return cls(spec=spec, stored=stored, window_tokens=min(_original_lengths(config, spec), default=None))
 
 

@@ -14,8 +14,7 @@ from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.rope import PromptPiece
 from pdmux_actor.models.transformers_attention import AttentionCalls
 from pdmux_actor.models.transformers_config import TransformersConfig
-
-CHANGES_SCORES = "it caps the scores of attention, or has sinks"
+from profiler.native_refusal import CHANGES_SCORES
 
 
 class TransformersDecoder:

@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.lease import QUIET_HEARTBEAT_S, Lease, UnitReport
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.scheduling.decision_log import LogExcerpt
@@ -86,7 +87,7 @@ class PdmuxActor:
         EngineStartFailed, which fails the deployment visibly.
         """
         self._settings = msgspec.convert(settings, ActorSettings)
-        context = ray.get_runtime_context()
+        context, kind = ray.get_runtime_context(), self._settings.engine.kind
         self._unit = Unit(
             NativeEngine(
                 self._settings.engine,
@@ -97,8 +98,9 @@ class PdmuxActor:
             node=context.get_node_id(),
             pool=self._settings.pool,
             num_gpus=self._settings.num_gpus,
-            engine_version=f"{self._settings.engine.kind} {version('muxfleet')}",
+            engine_version=f"{kind} {version('muxfleet')}",
             role=self._settings.role,
+            native_on=BY_KIND[kind].native_on.get(kind),
             host=self._settings.host or str(get_node_ip_address()),  # type: ignore[no-untyped-call]  # Ray's
         )
         await self._unit.start()

@@ -22,6 +22,7 @@ from pdmux_actor.serving.stream_server import StreamServer
 from pdmux_actor.serving.token_stream import MERGE_S, DeltaPace, TokenStream
 from pdmux_actor.serving.vocabulary_source import load_vocabulary
 from placement.unit_role import UnitRole
+from profiler.native_refusal import NativeDevice
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Unit:
         load_vocabulary: Callable[[ModelAssignment, OnProgress], Vocabulary] = load_vocabulary,
         engine_version: str = "",
         role: UnitRole = UnitRole.BOTH,
+        native_on: NativeDevice | None = None,
     ) -> None:
         """`host` is bound and advertised. A gateway that says nothing for `silence_s` is taken for lost."""
         self._engine = engine
@@ -68,6 +70,7 @@ class Unit:
         self._num_gpus = num_gpus
         self._engine_version = engine_version
         self._role = role
+        self._native_on = native_on
         self._host = host
         self._port = port
         self._server = StreamServer(StreamSettings(unit_id=unit_id, silence_s=silence_s), self)
@@ -134,6 +137,7 @@ class Unit:
             engine=self._engine_version,
             measured_device=self._capacity.measured_device,
             role=self._role,
+            native_on=self._native_on,
         )
 
     def _model_statuses(self) -> tuple[ModelStatus, ...]:

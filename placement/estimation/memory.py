@@ -7,6 +7,7 @@ from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 from profiler.families.registry import FAMILIES
+from profiler.native_refusal import NativeDevice, native_refusal
 from profiler.specs import ModelSpec
 
 _CUBLAS_BYTES = 32 << 20  # that cuBLAS keeps for every stream that multiplied, on Hopper (8 MiB on most others)
@@ -18,7 +19,12 @@ _PARTITIONS = 6
 _LOGIT_BYTES = 4  # sampling works in float32
 
 
-def runs_on(spec: ModelSpec, num_gpus: int) -> bool:
+def runs_on(spec: ModelSpec, num_gpus: int, native_on: NativeDevice | None) -> bool:
+    """Returns whether such a unit runs it, whatever memory it has; `native_on` as in UnitCapacity."""
+    return divides(spec, num_gpus) and (native_on is None or native_refusal(spec, native_on, num_gpus) is None)
+
+
+def divides(spec: ModelSpec, num_gpus: int) -> bool:
     """Tensor parallelism divides the attention heads; KV heads are divided or repeated."""
     kv_heads = spec.num_kv_heads
     return spec.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
@@ -130,5 +136,5 @@ def kv_rows(spec: ModelSpec, block_bytes: int, num_gpus: int = 1) -> KvRows | No
 
 def holds_weights(unit: UnitCapacity, models: Iterable[PlacementModel]) -> bool:
     """Returns whether a unit's memory beside its KV pool holds these models."""
-    needed = [resident_bytes_on(unit, model) for model in models if runs_on(model.spec, unit.num_gpus)]
+    needed = [resident_bytes_on(unit, model) for model in models if runs_on(model.spec, unit.num_gpus, unit.native_on)]
     return sum(needed) <= bytes_for_models(unit)

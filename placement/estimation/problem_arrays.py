@@ -17,6 +17,7 @@ from placement.problem import PlacementModel
 from placement.step_correction import StepCorrection
 from placement.target_mix import OWN_TARGETS
 from profiler.latency import LatencyModel
+from profiler.native_refusal import NativeDevice
 from profiler.specs import DeviceSpec, ModelSpec
 
 _ANY_LATENCY_S = 1e9
@@ -71,6 +72,7 @@ class UnitKind:
     max_models: int | None
     launch_limits: LaunchLimits
     correction: StepCorrection
+    native_on: NativeDevice | None
 
     @classmethod
     def of(cls, unit: UnitCapacity) -> "UnitKind":
@@ -84,6 +86,7 @@ class UnitKind:
             unit.max_models,
             unit.launch_limits,
             unit.correction,
+            unit.native_on,
         )
 
 
@@ -192,11 +195,12 @@ def _placeable(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.bo
     return np.any(held, axis=0) if held else np.zeros(num_models, dtype=np.bool_)
 
 
-_SpeedKey = tuple[DeviceSpec | None, int, int, float]
+_SpeedKey = tuple[DeviceSpec | None, int, int, float, NativeDevice | None]
 
 
 def _speed_key(kind: UnitKind) -> _SpeedKey:
-    return kind.device, kind.num_gpus, kind.launch_limits.batch_tokens, kind.correction.contention
+    limits, contention = kind.launch_limits, kind.correction.contention
+    return kind.device, kind.num_gpus, limits.batch_tokens, contention, kind.native_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,8 @@ def _speed(kind: UnitKind, models: Sequence[PlacementModel], estimator: Estimato
     if kind.device is None:
         return _Speed([_UNKNOWN_SPEED for _ in models], _UNSHARED)
     latency = estimator.latency_of(kind.device, kind.num_gpus)
-    runnable = [m for m in models if runs_on(m.spec, kind.num_gpus)]
+    runs = [runs_on(m.spec, kind.num_gpus, kind.native_on) for m in models]
+    runnable = [m for m, does in zip(models, runs, strict=True) if does]
     costs = [
         step_costs(
             m.spec,
@@ -221,9 +226,9 @@ def _speed(kind: UnitKind, models: Sequence[PlacementModel], estimator: Estimato
             host_s=estimator.host_s_of(kind.device),
             batch_tokens=kind.launch_limits.batch_tokens,
         )
-        if runs_on(m.spec, kind.num_gpus)
+        if does
         else _UNKNOWN_SPEED
-        for m in models
+        for m, does in zip(models, runs, strict=True)
     ]
     contention = max(1.0, estimator.contention * kind.correction.contention)
     return _Speed(costs, _ways(kind.device, runnable, latency, contention))
@@ -293,7 +298,7 @@ class _Memory:
     @classmethod
     def of(cls, model: PlacementModel, kind: UnitKind) -> "_Memory | None":
         """None: the model does not run on such units, whatever they hold."""
-        if not runs_on(model.spec, kind.num_gpus):
+        if not runs_on(model.spec, kind.num_gpus, kind.native_on):
             return None
         mean_tokens = round(model.demand.prompt_tokens + model.demand.output_tokens / 2)
         rows = kv_rows(model.spec, kind.block_bytes, kind.num_gpus)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from placement.estimation.memory import bytes_for_models, pool_blocks_beside, resident_bytes_on, runs_on
+from placement.estimation.memory import bytes_for_models, divides, pool_blocks_beside, resident_bytes_on
 from placement.estimation.quotas import QuotaClaim, QuotaShortage, shortage_of
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
+from profiler.native_refusal import NativeRefusal, native_refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +34,17 @@ def refusal(
     """
     if not units:
         return "there is no unit left to try; add a unit or lower the replicas it must have"
-    able = [(unit, held) for unit, held in units if runs_on(model.spec, unit.num_gpus)]
+    able = [(unit, held) for unit, held in units if divides(model.spec, unit.num_gpus)]
     if not able:
         sizes = ", ".join(str(n) for n in sorted({unit.num_gpus for unit, _ in units}))
         return (
             f"{model.spec.num_heads} attention heads and {model.spec.num_kv_heads} KV heads cannot be divided among "
             f"the GPUs of any unit left ({sizes}); add units with 1 GPU, or another divisor of {model.spec.num_heads}"
         )
+    refused = [engine_refusal(model, unit) for unit, _ in able]
+    able = [(unit, held) for (unit, held), why in zip(able, refused, strict=True) if why is None]
+    if not able:
+        return "; ".join(dict.fromkeys(f"{why.reason}; {why.remedy}" for why in refused if why is not None))
     able = [(unit, held) for unit, held in able if not has_no_place(unit, held)]
     if not able:
         return "every unit that could take it has as many models as its engine serves; add a unit to its pool"
@@ -60,6 +65,11 @@ def refusal(
         reason = f"{closest.shortage.reason} (unit {closest.unit.unit_id})"
     fits_alone = any(_lack(_shortfall(model, unit, ())) == 0 for unit, _ in able)
     return f"{reason}; {'add a unit, or ' if fits_alone else ''}{_remedy(closest)}"
+
+
+def engine_refusal(model: PlacementModel, unit: UnitCapacity) -> NativeRefusal | None:
+    """Why the unit's engine does not run the model, however much memory it has."""
+    return None if unit.native_on is None else native_refusal(model.spec, unit.native_on, unit.num_gpus)
 
 
 def has_no_place(unit: UnitCapacity, held: Sequence[object]) -> bool:

@@ -11,9 +11,10 @@ from placement.launch_limits import LaunchLimits
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.problem import PlacementModel
 from placement.solvers.entry import IsTimeUp, SolverEntry
+from profiler.native_refusal import NativeDevice
 
-_Shape = tuple[int, LaunchLimits]
-"""What of a unit decides how much memory a model takes there: GPUs, and what a launch holds."""
+_Shape = tuple[int, LaunchLimits, NativeDevice | None]
+"""What of a unit decides whether a model runs there and how much memory it takes: GPUs, what a launch holds, engine."""
 
 
 class MemoryGreedySolver:
@@ -61,12 +62,12 @@ def _needed_bytes(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
         (m.model, shape): resident_bytes_on(unit, m)
         for m in models
         for shape, unit in shapes.items()
-        if runs_on(m.spec, unit.num_gpus)
+        if runs_on(m.spec, unit.num_gpus, unit.native_on)
     }
 
 
 def _shape(unit: UnitCapacity) -> _Shape:
-    return unit.num_gpus, unit.launch_limits
+    return unit.num_gpus, unit.launch_limits, unit.native_on
 
 
 class _Packing:

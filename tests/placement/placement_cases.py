@@ -10,6 +10,7 @@ from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.gpus.l40s import DEVICE as L40S
+from profiler.native_refusal import NativeDevice
 from profiler.specs import DeviceSpec, ModelSpec
 from traces.timeliness import SloTarget
 
@@ -18,10 +19,16 @@ MIB = 1024**2
 
 
 def make_spec(
-    *, num_layers: int = 4, num_kv_heads: int = 2, head_dim: int = 64, hidden_size: int = 256, dtype: str = "bfloat16"
+    *,
+    num_layers: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    hidden_size: int = 256,
+    dtype: str = "bfloat16",
+    architecture: str = "LlamaForCausalLM",
 ) -> ModelSpec:
     return ModelSpec(
-        architecture="LlamaForCausalLM",
+        architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
@@ -68,6 +75,7 @@ def make_unit(
     max_models: int | None = None,
     asleep: Mapping[str, float] | None = None,
     sizes_pool: bool = False,
+    native_on: NativeDevice | None = None,
 ) -> UnitCapacity:
     return UnitCapacity(
         unit_id=unit_id,
@@ -79,6 +87,7 @@ def make_unit(
         device=device,
         max_models=max_models,
         asleep=asleep or {},
+        native_on=native_on,
     )
 
 
@@ -89,6 +98,7 @@ specs = st.builds(
     head_dim=st.sampled_from([32, 64, 128]),
     hidden_size=st.sampled_from([128, 512, 1024]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
+    architecture=st.sampled_from(["LlamaForCausalLM", "LlamaForCausalLM", "Gemma2ForCausalLM"]),
 )
 
 
@@ -128,6 +138,7 @@ def unit_lists(draw: st.DrawFn) -> list[UnitCapacity]:
             max_models=draw(st.sampled_from([None, None, 1])),
             asleep=draw(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from([0.1, 0.5, 2.0]), max_size=4)),
             sizes_pool=draw(st.sampled_from([False, False, True])),
+            native_on=draw(st.sampled_from([None, "cpu", "cuda"])),
         )
         for name in names
     ]
@@ -141,7 +152,7 @@ def assert_sound(plan: Plan, units: list[UnitCapacity], models: list[PlacementMo
         assert len({p.model for p in held}) == len(held) <= (unit.max_models or len(held))
         assert all(p.quota_blocks > 0 for p in held)
         assert sum(p.quota_blocks for p in held) <= unit.total_blocks
-        assert all(runs_on(by_name[p.model].spec, unit.num_gpus) for p in held)
+        assert all(runs_on(by_name[p.model].spec, unit.num_gpus, unit.native_on) for p in held)
         needed_bytes = sum(resident_bytes(by_name[p.model].spec, unit.num_gpus) for p in held)
         assert needed_bytes <= max(0, bytes_for_models(unit))
         if unit.sizes_pool:

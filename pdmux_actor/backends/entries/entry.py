@@ -1,7 +1,9 @@
 """Defines what a backend says of itself."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from profiler.native_refusal import NativeDevice
 
 OWN_PROGRAM = "pdmux_actor.serving.process"
 
@@ -20,7 +22,8 @@ class BackendEntry:
     among them. `moves_kv_on`: devices whose KV can go to other units, and come from there. `takes_adapters`: LoRA
     adapters beside their base. `reads_safetensors`: it needs weights in folders of Hugging Face's layout. `is_watched`:
     its process reports what its loop does, and is killed when that hangs; else it watches itself. `fillable_bytes`:
-    what models and their KV may fill of a GPU.
+    what models and their KV may fill of a GPU. `native_on`: by what its process is started as, the device on which it
+    runs models by muxfleet's own code, which does not run every one (profiler/native_refusal.py).
     """
 
     name: str
@@ -35,3 +38,4 @@ class BackendEntry:
     reads_safetensors: bool = False
     is_watched: bool = True
     fillable_bytes: Callable[[int], int] = _all_of_it
+    native_on: Mapping[str, NativeDevice] = field(default_factory=dict)

@@ -12,4 +12,5 @@ BACKEND = BackendEntry(
     moves_kv_on=("cpu",),
     takes_adapters=True,
     fillable_bytes=fillable_bytes,
+    native_on={"torch_cpu": "cpu", "torch_cuda": "cuda"},
 )
