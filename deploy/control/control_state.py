@@ -19,7 +19,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptDemand:
-    """Holds what was learned of a model's traffic. `known_for_s` is the time that its rate is an average of."""
+    """Holds what was learned of a model's traffic. `known_for_s` is the time that its rate is an average of.
+    `arrival_cv` None: kept by a release that did not learn it.
+    """
 
     model: str
     rate_per_s: float
@@ -28,6 +30,7 @@ class KeptDemand:
     output_tokens: float
     last_asked_s: float | None
     targets: TargetMix = OWN_TARGETS
+    arrival_cv: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ def _is_like(one: PlacementModel, other: PlacementModel) -> bool:
         (now.rate_per_s, then.rate_per_s, _SAME_RATE_PER_S),
         (now.prompt_tokens, then.prompt_tokens, 1.0),
         (now.output_tokens, then.output_tokens, 1.0),
+        (now.arrival_cv, then.arrival_cv, 0.0),
     ]
     is_close = all(math.isclose(a, b, rel_tol=_SAME_DEMAND, abs_tol=nothing) for a, b, nothing in figures)
     return is_close and one.target == other.target and replace(one, demand=then) == other

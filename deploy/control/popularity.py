@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from deploy.control.attainment_watch import AttainmentWatch
+from deploy.control.burst_estimate import BurstEstimate
 from deploy.control.control_state import KeptDemand
 from deploy.control.rate_estimate import RateEstimate, RateTuning
 from deploy.control.target_learning import TargetLearning
@@ -20,12 +21,12 @@ _GATEWAY_QUIET_S = 5.0  # they report twice a second, idle ones every 1.5 s
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One model: its rate, its mean lengths, all that were `counted`, and what has not been averaged yet."""
+    """One model: its rate, bursts and mean lengths, all that were `counted`, and what has not been averaged yet."""
 
     rate: RateEstimate
     prompt_tokens: float
     output_tokens: float
-    arrival_cv: float
+    bursts: BurstEstimate
     targets: TargetLearning = field(default_factory=TargetLearning)
     counted: int = 0
     requests: int = 0
@@ -59,7 +60,9 @@ class Popularity:
         for model, prior in known.items():
             if model not in self._models:
                 rate = RateEstimate(prior.rate_per_s, self._tuning)
-                self._models[model] = _Asked(rate, prior.prompt_tokens, prior.output_tokens, prior.arrival_cv)
+                self._models[model] = _Asked(
+                    rate, prior.prompt_tokens, prior.output_tokens, BurstEstimate(prior.arrival_cv)
+                )
                 self._restore_model(model, rate)
 
     def kept(self) -> tuple[KeptDemand, ...]:
@@ -72,6 +75,7 @@ class Popularity:
                 output_tokens=asked.output_tokens,
                 last_asked_s=asked.last_asked_s,
                 targets=asked.targets.mix,
+                arrival_cv=asked.bursts.cv,
             )
             for name, asked in sorted(self._models.items())
         )
@@ -88,6 +92,8 @@ class Popularity:
         asked = self._models[model]
         asked.prompt_tokens, asked.output_tokens = before.prompt_tokens, before.output_tokens
         asked.last_asked_s, asked.targets = before.last_asked_s, TargetLearning(before.targets)
+        if before.arrival_cv is not None:
+            asked.bursts = BurstEstimate(before.arrival_cv)
 
     def hear(self, report: DemandReport, now_s: float) -> None:
         """Takes in a gateway's counts. When a gateway reports for the first time, only later requests count: it may be
@@ -136,7 +142,7 @@ class Popularity:
             rate_per_s=asked.rate.per_s,
             prompt_tokens=max(1.0, asked.prompt_tokens),
             output_tokens=max(1.0, asked.output_tokens),
-            arrival_cv=asked.arrival_cv,
+            arrival_cv=asked.bursts.cv,
             targets=asked.targets.mix,
         )
 
@@ -175,6 +181,7 @@ def _count(model: _Asked, before: ModelAsked, asked: ModelAsked, now_s: float) -
 def _average(model: _Asked, span_s: float) -> bool:
     requests = model.requests
     jumped = model.rate.add(requests, span_s)
+    model.bursts.add(requests, span_s, model.rate.per_s)
     model.targets.average(requests)
     if requests:
         weight = 1 - math.exp(-requests / _LENGTH_MEMORY)
