@@ -10,7 +10,8 @@ same router, ledger and control loop; both run the same requests, and the last t
 
 `--fleet slow`, in virtual time: one of the eight takes 30 % longer than its table says, at demand that stays as
 planned; with plans that learn from what units measure, and without. `--fleet kv`, in virtual time: KV pools that
-somebody guessed too small or too large, beside those that the plan sizes.
+somebody guessed too small or too large, beside those that the plan sizes. `--fleet starved`, in virtual time: one of a
+hundred models comes to be asked for more than its homes can do.
 
 The oracle, in virtual time: every phase starts with the plan for it in place.
 
@@ -39,6 +40,7 @@ from fleets.closed_loop_scenario import (
     requests,
     simulated,
     with_slow_unit,
+    with_starved_model,
     write_fleet,
 )
 from fleets.running_fleet import running_fleet
@@ -70,6 +72,7 @@ GUESSES: Mapping[str, Variant] = {
     "guessed 26 GiB": Variant(replan="auto", kv_memory="26GiB"),
     "auto": Variant(replan="auto", kv_memory="auto"),
 }
+FOLLOWING: Mapping[str, Variant] = {name: VARIANTS[name] for name in ("static", "closed loop")}
 LEARNING: Mapping[str, Variant] = {
     "not learning": Variant(replan="auto", learn=False),
     "learning": Variant(replan="auto"),
@@ -128,7 +131,7 @@ def _virtual(setting: Setting, records: Sequence[TraceRecord], variant: Variant,
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as folder:
         fleet = read_fleet_file(write_fleet(Path(folder), setting, variant, phase))
         deployment = Deployment(name="mux", policy=fleet.engine.policy, slowdowns=setting.slowdowns)
-        loads = LoadTimes() if setting.slowdowns else _LOADS
+        loads = _LOADS if setting.hot_per_s is None and not setting.slowdowns else LoadTimes()
         deployed = deploy_fleet(fleet, deployment, loads=loads)
     stream = RequestStream(
         name=setting.name,
@@ -248,6 +251,8 @@ def _fleets(options: Namespace) -> Sequence[Setting]:
     if options.fleet == "slow":
         phase_s = options.phase or (40.0 if options.quick else 80.0)
         return [with_slow_unit(phase_s=phase_s, rate_per_s=rate) for rate in (12.0, 14.0)]
+    if options.fleet == "starved":
+        return (with_starved_model(phase_s=options.phase or (10.0 if options.quick else 30.0)),)
     cores = on_cpu(phase_s=options.phase or (12.0 if options.quick else 60.0))
     return [s for s in (on_a40, cores) if options.fleet in ("both", "cpu" if s.is_on_cpu else "simulated")]
 
@@ -257,6 +262,8 @@ def _variants(options: Namespace) -> Mapping[str, Variant]:
         return LEARNING
     if options.fleet == "kv":
         return GUESSES
+    if options.fleet == "starved":
+        return FOLLOWING
     known = {**VARIANTS, **ORACLE}
     return {v: known[v] for v in options.variant or known}
 
@@ -265,7 +272,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="short phases")
     parser.add_argument(
         "--fleet",
-        choices=["simulated", "cpu", "both", "slow", "kv"],
+        choices=["simulated", "cpu", "both", "slow", "kv", "starved"],
         default="both",
         help="both: simulated and cpu",
     )

@@ -1,6 +1,6 @@
 """How far the latency models are from measured kernels and engines, on rows that were kept from fitting.
 
-    python benchmarks/latency_accuracy.py [--json FILE] [--quick] [--profiles DIR]
+    python benchmarks/latency_accuracy.py [--json FILE] [--quick] [--profiles DIR] [--only SECTION,...]
 
 Needs the public profiles in ../shared/profiles. Tables are fitted to 80 % of a group's rows, drawn at random, and
 judged by the rest. The roofline's rates are figures of the device, the same for all models; "roofline, others" refits
@@ -12,9 +12,10 @@ differ more than devices. Errors are |predicted / measured - 1|: mean, 90 % quan
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from accuracy.accuracy_data import (
@@ -26,6 +27,7 @@ from accuracy.accuracy_data import (
     linear_rows,
     mixed_attention_rows,
 )
+from accuracy.collectives import all_reduce_rows
 from accuracy.fitted_device import fitted
 from engines.model_specs import LLAMA_2_70B, QWEN3_30B_A3B
 from report.command import make_parser, print_table, write_report
@@ -69,13 +71,14 @@ class Accuracy:
 def main() -> None:
     parser = make_parser(__doc__, quick="a quarter of the groups")
     parser.add_argument("--profiles", type=Path, default=PROFILES, metavar="DIR")
+    parser.add_argument("--only", default=",".join(SECTIONS), metavar="SECTION,...", help="default: %(default)s")
     args = parser.parse_args()
     started_s = time.perf_counter()
     found: list[Accuracy] = []
     try:
-        for section in (linear, attention, mixed, experts, iterations):
-            print(section.__name__, file=sys.stderr)
-            found += section(args.profiles, args.quick)
+        for name in args.only.split(","):
+            print(name, file=sys.stderr)
+            found += SECTIONS[name](args.profiles, args.quick)
     except ProfileUnusable as error:
         parser.error(str(error))
     latencies = list(dict.fromkeys(row.latency for row in found))
@@ -217,6 +220,16 @@ def iteration_models(folder: Path, device: str, tp: int) -> dict[str, LatencyMod
         )
         models["table"] = profile.latency(LLAMA_2_70B, DEVICES[device], num_gpus=tp)
     return models
+
+
+def collectives(folder: Path, quick: bool) -> Iterator[Accuracy]:
+    """The roofline's all-reduces, of which APEX's H100 and H200 gave the rates."""
+    for rows in all_reduce_rows(folder):
+        costs = operator_costs(LLAMA_2_70B, rows.device, rows.num_gpus, rows.device.num_sms)
+        tokens = rows.size_bytes / (LLAMA_2_70B.hidden_size * LLAMA_2_70B.dtype_bytes)
+        what = f"all-reduce on {rows.num_gpus}, {rows.sizes} ({rows.source})"
+        predicted_s = costs.all_reduce_s(tokens)
+        yield accuracy("collectives", rows.device.name, "all", what, "roofline", predicted_s, rows.seconds)
 
 
 def judged(group: AttentionRows, section: str, grid: str) -> Iterator[Accuracy]:
@@ -366,6 +379,10 @@ def shown(found: Sequence[Accuracy]) -> list[dict[str, object]]:
         dict(zip(("section", "device", "model", "what", "errors"), (*k, of), strict=True)) for k, of in errors.items()
     ]
 
+
+SECTIONS: Mapping[str, Callable[[Path, bool], Iterator[Accuracy]]] = MappingProxyType(
+    {section.__name__: section for section in (linear, attention, mixed, experts, collectives, iterations)}
+)
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """What fleets of the closed-loop benchmark are asked: popularity flips, one model bursts, demand shifts as in a day."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,8 @@ _WAVES = 8  # steps of a day
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """A fleet and what it is asked. `prompt_tokens`, `output_tokens`: means of lognormal and geometric lengths. Units
-    take `slowdowns` times what their device's figures say; where there are any, demand is as planned all the time.
+    take `slowdowns` times what their device's figures say; where there are any, demand is as planned all the time. With
+    `hot_per_s` all models are asked alike at first, and then the first one so much. `shapes` are the models', by turns.
     """
 
     name: str
@@ -39,6 +40,10 @@ class Setting:
     phase_s: float
     most_replicas: int = 4
     slowdowns: Mapping[str, float] = field(default_factory=dict)
+    hot_per_s: float | None = None
+    units: int = 8
+    unit_memory: str | None = None
+    shapes: tuple[Sequence[int], ...] = (_LAYERS_7B, _LAYERS_7B, _LAYERS_13B)
     seed: int = 7
 
     @property
@@ -94,6 +99,25 @@ def with_slow_unit(*, phase_s: float, rate_per_s: float) -> Setting:
     )
 
 
+def with_starved_model(*, phase_s: float) -> Setting:
+    """A hundred models, each on a GPU that holds one, and two to spare: one comes to be asked for more than its homes
+    can do, which is little of what the whole fleet is asked for.
+    """
+    return Setting(
+        name="102 simulated A40, one of 100 models starves",
+        models=tuple(f"m{i:03d}" for i in range(100)),
+        rate_per_s=400.0,
+        prompt_tokens=700,
+        output_tokens=16,
+        slo=SloTarget(ttft_s=2.0, tbt_s=0.5),
+        phase_s=phase_s,
+        hot_per_s=20.0,
+        units=102,
+        unit_memory="30GiB",
+        shapes=(_LAYERS_7B,),
+    )
+
+
 def on_cpu(*, phase_s: float) -> Setting:
     return Setting(
         name="2 CPU units, 3 models",
@@ -113,6 +137,13 @@ def phases(setting: Setting) -> list[Phase]:
         return [
             Phase(name="first minute", start_s=0.0, span_s=60.0, rates=rates),
             Phase(name="afterwards", start_s=60.0, span_s=1.5 * setting.phase_s, rates=rates),
+        ]
+    if setting.hot_per_s is not None:
+        alike = dict.fromkeys(setting.models, setting.rate_per_s / len(setting.models))
+        hot, half_s = {setting.models[0]: setting.hot_per_s}, setting.phase_s / 2
+        return [
+            Phase(name="as planned", start_s=0.0, span_s=half_s, rates=alike),
+            Phase(name="one starves", start_s=half_s, span_s=1.5 * setting.phase_s, rates=alike | hot),
         ]
     popular = {m: s * setting.rate_per_s for m, s in power_law_popularity(setting.models, 1.2).items()}
     flipped = dict(zip(setting.models, reversed(popular.values()), strict=True))
@@ -168,7 +199,7 @@ def write_fleet(folder: Path, setting: Setting, variant: Variant, phase: Phase |
         write_demo(folder)
     else:
         for i, model in enumerate(setting.models):
-            write_checkpoint(folder / "checkpoints" / model, _LAYERS_13B if i % 3 == 2 else _LAYERS_7B)
+            write_checkpoint(folder / "checkpoints" / model, setting.shapes[i % len(setting.shapes)])
     first = (phase or phases(setting)[0]).rates
     fleet: dict[str, Any] = {
         "name": f"closed-loop-{variant.replan}",
@@ -186,7 +217,7 @@ def write_fleet(folder: Path, setting: Setting, variant: Variant, phase: Phase |
             }
             for model in setting.models
         ],
-        "pools": [_pool(variant, on_cpu=setting.is_on_cpu)],
+        "pools": [_pool(setting, variant)],
         "placement": {
             "solver": "search",
             "replan": variant.replan,
@@ -202,10 +233,11 @@ def write_fleet(folder: Path, setting: Setting, variant: Variant, phase: Phase |
     return file
 
 
-def _pool(variant: Variant, *, on_cpu: bool) -> dict[str, Any]:
-    if on_cpu:
+def _pool(setting: Setting, variant: Variant) -> dict[str, Any]:
+    if setting.is_on_cpu:
         # Each unit holds two of the three models (15, 25 and 37 MiB), so that one model has a second replica.
         memory = {"kv_memory": "64MiB", "device_memory": "130MiB"}
         return {"name": "cpu", "device": "cpu", "cores": 1, "nodes": {"min": 2}, **memory}
-    shape = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": 8}
-    return {"name": "a40", **shape, "kv_memory": variant.kv_memory}
+    shape = {"device": "simulated", "gpu_type": "A40", "gpus_per_node": setting.units}
+    memory = {} if setting.unit_memory is None else {"device_memory": setting.unit_memory}
+    return {"name": "a40", **shape, **memory, "kv_memory": variant.kv_memory}

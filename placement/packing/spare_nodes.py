@@ -5,6 +5,9 @@ has most headroom. Spare GPUs shorten waits and take bursts, where a plan on the
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from placement.estimation.throughput import LOAD
 from placement.packing.headroom_balancing import balance_headroom
 from placement.packing.packing import Packing
 from placement.packing.packing_objective import key_of, serves_all
@@ -39,6 +42,23 @@ def roomiest(tight: Packing, pack: PackFor, empty: Callable[[], Packing], is_tim
         factor = max(factor, least_headroom(best))
         step = max(_STEP, _gpus_per_used(grown)) if bears_all else math.sqrt(step)
     return best
+
+
+def open_twins(packing: Packing) -> None:
+    """Opens an empty unit like each that runs on another node of its pool with GPUs to spare, the most asked for first:
+    room for what a lost node leaves.
+    """
+    running = [u for u in packing.open_units() if packing.parts[u]]
+    for number in sorted(running, key=lambda u: (-float(packing.sums[u, LOAD]), u)):
+        home = packing.nodes[number]
+        assert home is not None, "units are cut out of nodes"
+        pool, node = home
+        free = packing.free_gpus[pool].copy()
+        free[node] = 0
+        others = np.flatnonzero(free >= packing.costs_of(number).num_gpus)
+        if len(others):
+            fullest = int(others[free[others].argmin()])  # so that whole nodes stay whole
+            packing.open(int(packing.kind[number]), (pool, fullest))
 
 
 def _gpus_per_used(packing: Packing) -> float:

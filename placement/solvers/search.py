@@ -19,7 +19,7 @@ from placement.packing.packing import Packing
 from placement.packing.packing_objective import Key, key_of, serves_all
 from placement.packing.routed_service import RoutedService
 from placement.packing.running_packing import running_packing
-from placement.packing.spare_nodes import roomiest
+from placement.packing.spare_nodes import open_twins, roomiest
 from placement.packing.spare_replicas import add_headroom
 from placement.packing.wake_affinity import prefer_waking
 from placement.plan import Plan, UnitCapacity
@@ -142,7 +142,10 @@ class SearchSolver:
         layout = carve(best, pools, rule=_RULE)
         if self.fewest_gpus or self.is_time_up():
             return layout
-        return most_resilient(layout, models, self.estimator, self.is_time_up)
+        open_twins(best)
+        wider = carve(best, pools, rule=_RULE)
+        layouts = (layout, wider) if len(wider.units) > len(layout.units) else (layout,)
+        return most_resilient(layouts, models, self.estimator, self.is_time_up)
 
     def _packed(self, pools: Sequence[NodePool], models: Sequence[PlacementModel], *, improves: bool) -> Packing:
         """On as few GPUs as the demand takes."""

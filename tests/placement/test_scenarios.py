@@ -83,3 +83,16 @@ def test_lay_out__node_is_lost__models_are_served_elsewhere() -> None:
 
     found = resilience(layout.units, layout.plan, scenarios_of(layout.units, models), ESTIMATOR)
     assert found.by_surprise[Surprise.LOST_NODE] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("num_nodes", "num_models"), [(2, 6), (3, 1)])
+def test_lay_out__a_part_of_the_nodes_is_enough__the_others_take_what_a_lost_node_leaves(
+    num_nodes: int, num_models: int
+) -> None:
+    models = [llm(f"m{i}") for i in range(num_models)]
+
+    layout = SearchSolver(estimator=ESTIMATOR, rounds=20).lay_out([nodes(num_nodes, 8)], models)
+
+    found = resilience(layout.units, layout.plan, scenarios_of(layout.units, models), ESTIMATOR)
+    assert found.by_surprise[Surprise.LOST_NODE] == pytest.approx(1.0)
+    assert all(layout.plan.models_of(u.unit_id) for u in layout.units)
