@@ -39,7 +39,7 @@ def native_refusal(
 
 
 def without_kernels(architecture: str, what: str, remedy: str) -> NativeRefusal:
-    """Of a GPU, whose kernels lack `what`."""
+    """Makes the refusal of a GPU, whose kernels lack `what`."""
     return NativeRefusal(
         reason=f"{architecture} is not served on a GPU: {what}",
         remedy=f"{remedy}, or serve it in an SGLang pool (backend: sglang)",

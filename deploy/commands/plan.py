@@ -100,12 +100,9 @@ def plan(
         enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
     found = planned.estimate()
     _show_plan(console, planned, found, bound_per_s=bound_per_s, enough=enough, size=size)
-    broken = incomplete_checkpoints(fleet)
-    for model, reason in broken.items():
-        console.print(f"would not load: {model}: {reason}", style="red", soft_wrap=True)
+    broken = _show_broken(console, fleet)
     if without is not None:
-        console.print(f"what if: {_told(given, supposed)}", soft_wrap=True)
-        console.print(f"without: {served_line(without, without.estimate())}", soft_wrap=True)
+        _show_without(console, without, _told(given, supposed))
     steps, cost = _show_steps(console, before, planned)
     if json_file is not None:
         written = plan_dict(planned, found, bound_per_s=bound_per_s, steps=steps, cost=cost, size=size)
@@ -135,6 +132,18 @@ def _show_plan(
         console.print(line, style="yellow", soft_wrap=True)
     for model, reason in planned.plan.unplaced.items():
         console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
+
+
+def _show_broken(console: Console, fleet: FleetFile) -> dict[str, str]:
+    broken = incomplete_checkpoints(fleet)
+    for model, reason in broken.items():
+        console.print(f"would not load: {model}: {reason}", style="red", soft_wrap=True)
+    return broken
+
+
+def _show_without(console: Console, without: PlannedFleet, changes: str) -> None:
+    console.print(f"what if: {changes}", soft_wrap=True)
+    console.print(f"without: {served_line(without, without.estimate())}", soft_wrap=True)
 
 
 def _asked(file: Path, solver: str | None) -> FleetFile:

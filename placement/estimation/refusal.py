@@ -68,7 +68,7 @@ def refusal(
 
 
 def engine_refusal(model: PlacementModel, unit: UnitCapacity) -> NativeRefusal | None:
-    """Why the unit's engine does not run the model, however much memory it has."""
+    """Returns why the unit's engine does not run the model, however much memory it has."""
     return None if unit.native_on is None else native_refusal(model.spec, unit.native_on, unit.num_gpus)
 
 

@@ -98,6 +98,16 @@ class Packing:
         self._assign(unit, kind, node)
         return unit
 
+    def change_nodes(self, nodes: Mapping[int, Node]) -> None:
+        """Puts units on other nodes of their pools, all at once."""
+        for unit in nodes:
+            pool, node = self.node_of(unit)
+            self.free_gpus[pool][node] += self.costs_of(unit).num_gpus
+        for unit, (pool, node) in nodes.items():
+            self.free_gpus[pool][node] -= self.costs_of(unit).num_gpus
+            self.nodes[unit] = pool, node
+        assert all(int(free.min(initial=0)) >= 0 for free in self.free_gpus.values()), "a node has no more GPUs"
+
     def close(self, unit: int) -> None:
         """An empty unit gives its GPUs back to its node."""
         assert not self.parts[unit], "only empty units close"
@@ -251,6 +261,11 @@ class Packing:
             return -1.0
         sums = costs.sums(model, rate_per_s)
         return float(costs.factor(sums, costs.minima(model, rate_per_s))) if bool(costs.holds(sums)) else -1.0
+
+    def node_of(self, unit: int) -> Node:
+        node = self.nodes[unit]
+        assert node is not None, "units are cut out of nodes"
+        return node
 
     def _assign(self, unit: int, kind: int, node: Node | None) -> None:
         self.kind[unit] = kind

@@ -50,9 +50,7 @@ def open_twins(packing: Packing) -> None:
     """
     running = [u for u in packing.open_units() if packing.parts[u]]
     for number in sorted(running, key=lambda u: (-float(packing.sums[u, LOAD]), u)):
-        home = packing.nodes[number]
-        assert home is not None, "units are cut out of nodes"
-        pool, node = home
+        pool, node = packing.node_of(number)
         free = packing.free_gpus[pool].copy()
         free[node] = 0
         others = np.flatnonzero(free >= packing.costs_of(number).num_gpus)

@@ -14,6 +14,7 @@ from placement.packing.constructions import Openings, largest_first, other_const
 from placement.packing.improvement import balance, improve
 from placement.packing.insertion import InsertionRules
 from placement.packing.layout import carve, plan_of_packing
+from placement.packing.node_spreading import spread_over_nodes
 from placement.packing.overload_relief import evict_spare, insert_missing, keep_spare, relieve
 from placement.packing.packing import Packing
 from placement.packing.packing_objective import Key, key_of, serves_all
@@ -139,9 +140,10 @@ class SearchSolver:
                 lambda: Packing.of_nodes(best.instance, pools),
                 self.is_time_up,
             )
-        layout = carve(best, pools, rule=_RULE)
         if self.fewest_gpus or self.is_time_up():
-            return layout
+            return carve(best, pools, rule=_RULE)
+        spread_over_nodes(best)
+        layout = carve(best, pools, rule=_RULE)
         open_twins(best)
         wider = carve(best, pools, rule=_RULE)
         layouts = (layout, wider) if len(wider.units) > len(layout.units) else (layout,)

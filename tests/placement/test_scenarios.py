@@ -5,6 +5,8 @@ import pytest
 from llama_fleets import ESTIMATOR, LLAMA_13B, llm, nodes
 
 from placement.estimation.problem_arrays import make_instance
+from placement.nodes import openings_of
+from placement.packing.node_spreading import spread_over_nodes
 from placement.packing.packing import Packing
 from placement.packing.spare_replicas import spread_replicas
 from placement.plan import ModelPlacement, Plan, UnitPlan
@@ -83,6 +85,38 @@ def test_lay_out__node_is_lost__models_are_served_elsewhere() -> None:
 
     found = resilience(layout.units, layout.plan, scenarios_of(layout.units, models), ESTIMATOR)
     assert found.by_surprise[Surprise.LOST_NODE] == pytest.approx(1.0)
+
+
+def test_spread_over_nodes__two_replicas_on_one_node__are_parted_and_nothing_else_changes() -> None:
+    models, pools = [llm("a"), llm("b"), llm("c")], [nodes(2, 4)]
+    shapes = openings_of(pools)
+    instance = make_instance([unit for _, unit in shapes], models, ESTIMATOR)
+    packing = Packing.of_nodes(instance, pools)
+    of_size = {unit.num_gpus: instance.kind_of(unit) for _, unit in shapes}
+    for size, held in ((2, {0: 0.5}), (1, {1: 1.0}), (1, {0: 0.5, 2: 1.0})):
+        unit = packing.open(of_size[size], (0, 0))
+        for model, rate in held.items():
+            packing.put(unit, model, rate)
+    before, factors = packing.pairs(), packing.factor.copy()
+
+    spread_over_nodes(packing)
+
+    homes = [[packing.node_of(unit) for unit in sorted(packing.homes[model])] for model in range(3)]
+    assert homes[0][0] != homes[0][1]
+    assert [int(gpus) for gpus in packing.free_gpus[0]] in ([2, 2], [1, 3], [3, 1])
+    assert packing.pairs() == before
+    assert (packing.factor == factors).all()
+
+
+def test_lay_out__hot_model_on_several_units__loses_a_part_of_them_with_a_node() -> None:
+    models = [llm("hot", rate_per_s=25), *(llm(f"m{i}", rate_per_s=0.1) for i in range(4))]
+
+    layout = SearchSolver(estimator=ESTIMATOR, rounds=20).lay_out([nodes(4, 8)], models)
+
+    homes = [u.node for u in layout.units if u.unit_id in layout.plan.units_of("hot")]
+    assert len(set(homes)) > 1
+    found = resilience(layout.units, layout.plan, scenarios_of(layout.units, models), ESTIMATOR)
+    assert found.by_surprise[Surprise.LOST_NODE] > 0.99
 
 
 @pytest.mark.parametrize(("num_nodes", "num_models"), [(2, 6), (3, 1)])
