@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pdmux_actor.executor.kv_storage import KvView
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch
+from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
 from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear
 from pdmux_actor.models.decoder import Decoder, LayerWeights
 from pdmux_actor.models.feed_forward import GatedMlp
@@ -19,12 +20,16 @@ from pdmux_actor.models.linear import Projection
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
-class LayerPointers(ctypes.Structure):
+class ProductPointers(ctypes.Structure):
     """As decode_layers.cpp has them, as all below."""
 
+    _fields_ = tuple((name, _POINTER) for name in ("weight", "shift", "scale", "bias"))
+
+
+class LayerPointers(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("input_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "output")),
-        *((name, _POINTER) for name in ("output_bias", "post_norm", "gate_up", "gate_up_bias", "down", "down_bias")),
+        *((name, _POINTER) for name in ("input_norm", "query_norm", "key_norm", "post_norm")),
+        *((name, ProductPointers) for name in ("qkv", "output", "gate_up", "down")),
         ("sinks", _POINTER),
         ("window", _INT),
     )
@@ -92,12 +97,12 @@ class CompiledLayers:
 
     @staticmethod
     def serve(decoder: Decoder) -> bool:
-        """They are for dense layers whose products are all of panels."""
+        """They are for dense layers whose products are all compiled."""
         return all(
             isinstance(layer.feed_forward, GatedMlp)
             and layer.feed_forward.clamped is None
             and all(
-                isinstance(product, PanelLinear)
+                isinstance(product, PanelLinear | CompiledInt8Linear)
                 for product in (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)
             )
             for layer in decoder.weights.layers
@@ -128,18 +133,17 @@ class CompiledLayers:
 def _pointers(layer: LayerWeights, window_tokens: int | None, sinks: Tensor | None) -> LayerPointers:
     mlp, norms = layer.feed_forward, layer.head_norms
     assert isinstance(mlp, GatedMlp), "`serve` was asked"
-    qkv, output, gate_up, down = (_of_product(product) for product in (layer.qkv, layer.output, mlp.gate_up, mlp.down))
     of_heads = (None, None) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr())
     return LayerPointers(
-        *(layer.input_norm.data_ptr(), *qkv, *of_heads, *output),
-        *(layer.post_attention_norm.data_ptr(), *gate_up, *down),
+        *(layer.input_norm.data_ptr(), *of_heads, layer.post_attention_norm.data_ptr()),
+        *(_of_product(product) for product in (layer.qkv, layer.output, mlp.gate_up, mlp.down)),
         *(None if sinks is None else sinks.data_ptr(), window_tokens or 0),
     )
 
 
-def _of_product(product: Projection) -> tuple[int, int | None]:
-    assert isinstance(product, PanelLinear), "`serve` was asked"
-    return product.panels.data_ptr(), None if product.bias is None else product.bias.data_ptr()
+def _of_product(product: Projection) -> ProductPointers:
+    assert isinstance(product, PanelLinear | CompiledInt8Linear), "`serve` was asked"
+    return ProductPointers(*product.pointers, None if product.bias is None else product.bias.data_ptr())
 
 
 def _groups(decodes: Sequence[DecodeGroup]) -> "ctypes.Array[GroupFields]":

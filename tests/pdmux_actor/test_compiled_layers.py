@@ -57,12 +57,13 @@ def generated(rig: CpuRig, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[i
     return outputs(sequences, 40), states
 
 
+@pytest.mark.parametrize("weights", [None, "int8"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_decode__by_compiled_layers__has_the_same_bits_as_part_by_part(
-    rig: CpuRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    rig: CpuRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, weights: str | None
 ) -> None:
     write_random_checkpoint(tmp_path, SHAPES[name], seed=1)
-    rig.load("m", tmp_path, dtype="bfloat16")
+    rig.load("m", tmp_path, dtype="bfloat16", weights=weights)
     attached = rig.executor._attached["m"]
     assert attached.compiled_layers is not None
 

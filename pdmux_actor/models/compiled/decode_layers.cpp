@@ -7,6 +7,8 @@ using namespace muxfleet;
 extern "C" {
 void muxfleet_rms_norm(const u16*, const u16*, float, int64_t, int64_t, u16*);
 void muxfleet_panel_linear(const u16*, int64_t, int64_t, const u16*, int64_t, const u16*, const u16*, u16*);
+void muxfleet_int8_linear(const int8_t*, const int32_t*, const float*, int64_t, int64_t, const void*, int64_t, int64_t,
+                          const void*, const void*, void*);
 void muxfleet_rotate(const u16*, int64_t, int64_t, int64_t, int64_t, int64_t, const u16*, const u16*, int64_t, float,
                      const u16*, const u16*, float, u16*, int64_t);
 void muxfleet_keep(const u16*, int64_t, const u16*, int64_t, int64_t, int64_t, int64_t, u16*, int64_t, const int64_t*,
@@ -16,10 +18,16 @@ void muxfleet_decode_attention(const u16*, int64_t, const u16*, int64_t, const i
                                const float*, u16*);
 void muxfleet_silu_product(const u16*, int64_t, int64_t, u16*);
 
-// As LayerPointers, ShapeFields, PlaceFields, GroupFields and BatchFields of compiled_layers.py.
+// `scale` of levels of 8 bits; null: the weight is in bfloat16. The fields of all are those in compiled_layers.py.
+struct Product {
+    const void* weight;
+    const int32_t* shift;
+    const float* scale;
+    const u16* bias;
+};
 struct Layer {
-    const u16 *input_norm, *qkv, *qkv_bias, *query_norm, *key_norm, *output, *output_bias;
-    const u16 *post_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    const u16 *input_norm, *query_norm, *key_norm, *post_norm;
+    Product qkv, output, gate_up, down;
     const float* sinks;
     int64_t window;
 };
@@ -49,6 +57,11 @@ struct Batch {
     int64_t num_groups;
 };
 
+static void multiply(const Product& p, int64_t n, int64_t k, const u16* x, int64_t m, const u16* addend, u16* y) {
+    if (p.scale) muxfleet_int8_linear((const int8_t*)p.weight, p.shift, p.scale, n, k, x, m, 0, p.bias, addend, y);
+    else muxfleet_panel_linear((const u16*)p.weight, n, k, x, m, p.bias, addend, y);
+}
+
 // `hidden` [tokens][hidden] is overwritten; `scratch` holds a token's normed, qkv, attended, gate_up and gated values.
 void muxfleet_decode_layers(const Layer* layers, int64_t first, int64_t last, const Shape* s, const Place* p,
                             const Batch* b, u16* hidden, u16* scratch) {
@@ -63,7 +76,7 @@ void muxfleet_decode_layers(const Layer* layers, int64_t first, int64_t last, co
         const Layer& l = layers[i];
         int64_t column = i * s->kv_heads;
         muxfleet_rms_norm(hidden, l.input_norm, s->eps, tokens, s->hidden, normed);
-        muxfleet_panel_linear(l.qkv, stacked, s->hidden, normed, tokens, l.qkv_bias, nullptr, qkv);
+        multiply(l.qkv, stacked, s->hidden, normed, tokens, nullptr, qkv);
         muxfleet_rotate(qkv, stacked, tokens, s->heads, s->kv_heads, s->dim, b->of_x, b->of_swapped, b->rotary_stride, 1.0f,
                         l.query_norm, l.key_norm, s->eps, qkv, stacked);
         muxfleet_keep(keys, stacked, values, stacked, tokens, s->kv_heads, s->dim, p->pool, p->block_elements, p->row_table,
@@ -75,11 +88,11 @@ void muxfleet_decode_layers(const Layer* layers, int64_t first, int64_t last, co
                                       s->kv_heads, s->heads / s->kv_heads, s->dim, p->per_row, s->scale, l.window, 0.0f,
                                       l.sinks, attended + group.first * attending);
         }
-        muxfleet_panel_linear(l.output, s->hidden, attending, attended, tokens, l.output_bias, hidden, hidden);
+        multiply(l.output, s->hidden, attending, attended, tokens, hidden, hidden);
         muxfleet_rms_norm(hidden, l.post_norm, s->eps, tokens, s->hidden, normed);
-        muxfleet_panel_linear(l.gate_up, 2 * s->intermediate, s->hidden, normed, tokens, l.gate_up_bias, nullptr, gate_up);
+        multiply(l.gate_up, 2 * s->intermediate, s->hidden, normed, tokens, nullptr, gate_up);
         muxfleet_silu_product(gate_up, tokens, s->intermediate, gated);
-        muxfleet_panel_linear(l.down, s->hidden, s->intermediate, gated, tokens, l.down_bias, hidden, hidden);
+        multiply(l.down, s->hidden, s->intermediate, gated, tokens, hidden, hidden);
     }
 }
 }

@@ -57,7 +57,8 @@ class CompiledInt8Linear:
         self._shift = panels.sum(dim=(1, 3), dtype=torch.int32).flatten().mul_(_ZERO)
         self._rows = scale.shape[0]
         columns = panels.shape[1] * _AT_ONCE_COLUMNS
-        self._weight = (panels.data_ptr(), self._shift.data_ptr(), self._row_scale.data_ptr(), self._rows, columns)
+        self.pointers = (panels.data_ptr(), self._shift.data_ptr(), self._row_scale.data_ptr())
+        self._shape = (self._rows, columns)
         self._is_float = int(scale.dtype == torch.float32)
 
     @classmethod
@@ -102,7 +103,8 @@ class CompiledInt8Linear:
         tokens = inputs.shape[0]
         product = torch.empty(tokens, self._rows, dtype=self.dtype)
         self._kernels.linear(
-            *self._weight,
+            *self.pointers,
+            *self._shape,
             inputs.data_ptr(),
             tokens,
             self._is_float,

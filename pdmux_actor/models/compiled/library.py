@@ -24,6 +24,8 @@ _HEADERS = ("bfloat16_lanes.h",)
 # Named, not -march=native: a library then runs on every machine that it `suits`, also from a shared home.
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
+    # Without contraction a value is rounded alike whatever number of tokens and whatever library it is compiled for.
+    "-ffp-contract=off",
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
 )
 _COMPILE_TIMEOUT_S = 120.0
@@ -80,8 +82,8 @@ def _suits_int8() -> bool:
 
 def _suits_panels() -> bool:
     """A CPU with a matrix unit multiplies bfloat16 faster by oneDNN."""
-    supported = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-    return _has_wide_vectors() and supported
+    multiplies = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported()
+    return _has_wide_vectors() and multiplies and not torch.cpu._is_amx_tile_supported()
 
 
 def _has_wide_vectors() -> bool:
@@ -104,15 +106,17 @@ BFLOAT16_KERNELS = KernelSources(
     serves="bfloat16",
 )
 PANEL_KERNELS = KernelSources(
-    files=("bfloat16_panels.cpp", "decode_attention.cpp", "layer_parts.cpp", "decode_layers.cpp"),
-    flags=("-mavx512bf16",),
+    files=(
+        *("bfloat16_panels.cpp", "int8_products.cpp"),
+        *("decode_attention.cpp", "layer_parts.cpp", "decode_layers.cpp"),
+    ),
+    flags=("-mavx512bf16", "-mavx512vnni"),
     suits=_suits_panels,
     serves="bfloat16",
 )
 INT8_KERNELS = KernelSources(
-    # Without contraction a product is rounded alike whatever number of tokens it is compiled for.
     files=("int8_products.cpp",),
-    flags=("-mavx512vnni", "-ffp-contract=off"),
+    flags=("-mavx512vnni",),
     suits=_suits_int8,
     serves="int8",
 )

@@ -69,6 +69,11 @@ class PanelLinear:
         return cls(kernels, panels_of(weight), bias)
 
     @property
+    def pointers(self) -> tuple[int, None, None]:
+        """Returns where the panels lie; beside them are neither shifts nor scales."""
+        return self.panels.data_ptr(), None, None
+
+    @property
     def weight(self) -> Tensor:
         """W, a copy."""
         return self.panels.transpose(1, 2).reshape(self._rows, -1)
