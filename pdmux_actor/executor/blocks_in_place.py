@@ -8,6 +8,7 @@ from pdmux_actor.executor.kv_storage import KvView
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled.kernels import CpuKernels
+from pdmux_actor.models.compiled.panel_linear import PanelKernels
 
 
 class BlocksInPlace:
@@ -16,10 +17,18 @@ class BlocksInPlace:
     What lies beyond a sequence's last token is never read: no block need be cleared.
     """
 
-    def __init__(self, kernels: CpuKernels, view: KvView, row_table: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        view: KvView,
+        row_table: npt.NDArray[np.int64],
+        panels: PanelKernels | None = None,
+    ) -> None:
+        """`panels` attend for prompts; None: torch does."""
         assert row_table.flags.c_contiguous, "the kernels walk over the row table"
         assert row_table.dtype == np.int64, "the kernels read block ids of 64 bits"
         self._kernels = kernels
+        self._panels = panels
         self._view = view
         # The attached model holds the row table beside this: it lives as long.
         self._table = (row_table.ctypes.data, row_table.shape[1])
@@ -70,6 +79,19 @@ class BlocksInPlace:
             traits.softcap or 0.0,
             None if sinks is None else sinks.data_ptr(),
             attended[group.first :].data_ptr(),
+        )
+
+    def serves_prompts(self, traits: AttentionTraits) -> bool:
+        """Returns whether `attend_prompt` has such an attention."""
+        return self._panels is not None and traits.is_fused
+
+    def attend_prompt(
+        self, query: Tensor, key: Tensor, value: Tensor, attended: Tensor, traits: AttentionTraits = PLAIN
+    ) -> None:
+        """As PanelKernels.attend_prompt."""
+        assert self._panels is not None, "`serves_prompts` was asked"
+        self._panels.attend_prompt(
+            _side_by_side(query), key, value, attended, scale=traits.scale, window_tokens=traits.window_tokens
         )
 
 

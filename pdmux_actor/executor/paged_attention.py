@@ -89,10 +89,22 @@ class PagedAttention:
         attended = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
         for reads in self._chunks:
             tokens = slice(reads.chunk.first, reads.chunk.first + reads.chunk.length)
-            attended[tokens] = self._attend_chunk(reads, index, query, key, value, traits)
+            if not blocks.serves_prompts(traits):
+                attended[tokens] = self._attend_chunk(reads, index, query, key, value, traits)
+                continue
+            keys, values = key[tokens], value[tokens]
+            if reads.blocks is not None:
+                keys, values = self._cached(reads, reads.blocks[index]).transpose(0, 1).unbind(dim=2)
+            blocks.attend_prompt(query[tokens], keys, values, attended[tokens], traits)
         for group in self._batch.decodes:
             blocks.attend(layer, group, query, attended, traits)
         return attended
+
+    def _cached(self, reads: _ChunkReads, blocks: Tensor) -> Tensor:
+        """[kv_heads, keys, 2, head_dim] of a chunk's tokens and all before them."""
+        cached = self._view.read(blocks, self._scratch)
+        key_value = cached.view(self._view.kv_heads, -1, *cached.shape[2:])
+        return key_value[:, : reads.chunk.start + reads.chunk.length]
 
     def _attend_chunk(
         self, reads: _ChunkReads, index: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits
@@ -101,9 +113,7 @@ class PagedAttention:
         tokens = slice(chunk.first, chunk.first + chunk.length)
         if reads.blocks is None:
             return prompt_attention(query[tokens], key[tokens], value[tokens], traits)
-        cached = self._view.read(reads.blocks[index], self._scratch)
-        key_value = cached.view(self._view.kv_heads, -1, *cached.shape[2:])
-        return chunk_attention(query[tokens], key_value[:, : chunk.start + chunk.length], traits)
+        return chunk_attention(query[tokens], self._cached(reads, reads.blocks[index]), traits)
 
     def _attend_decodes(self, reads: _DecodeReads, index: int, query: Tensor, traits: AttentionTraits) -> Tensor:
         kv_heads = self._view.kv_heads

@@ -264,7 +264,7 @@ class TorchCpuExecutor:
 
     def _blocks_in_place(self, spec: ModelSpec, view: KvView, row_table: npt.NDArray[np.int64]) -> BlocksInPlace | None:
         kernels = self._kernels.attending(spec)
-        return None if kernels is None else BlocksInPlace(kernels, view, row_table)
+        return None if kernels is None else BlocksInPlace(kernels, view, row_table, self._kernels.panels)
 
     def _compiled_layers(
         self, decoder: LayeredDecoder, view: KvView, row_table: npt.NDArray[np.int64]

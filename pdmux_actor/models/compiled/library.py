@@ -108,7 +108,7 @@ BFLOAT16_KERNELS = KernelSources(
 PANEL_KERNELS = KernelSources(
     files=(
         *("bfloat16_panels.cpp", "int8_products.cpp"),
-        *("decode_attention.cpp", "layer_parts.cpp", "decode_layers.cpp"),
+        *("prompt_attention.cpp", "decode_attention.cpp", "layer_parts.cpp", "decode_layers.cpp"),
     ),
     flags=("-mavx512bf16", "-mavx512vnni"),
     suits=_suits_panels,

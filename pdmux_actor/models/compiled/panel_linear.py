@@ -11,6 +11,7 @@ from pdmux_actor.models.compiled.library import PANEL_KERNELS, compiled_library
 
 _PANEL_ROWS = 16
 _AT_ONCE_COLUMNS = 2
+_KEYS_AT_ONCE = 64  # of prompt_attention.cpp
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -25,6 +26,12 @@ class PanelKernels:
         self.decode_layers = library.muxfleet_decode_layers
         self.decode_layers.argtypes = (_POINTER, _INT, _INT, *(_POINTER,) * 5)
         self.decode_layers.restype = None
+        self._prompt_attention = library.muxfleet_prompt_attention
+        self._prompt_attention.argtypes = (
+            *(_POINTER, _INT, _POINTER, _POINTER, *(_INT,) * 7),
+            *(ctypes.c_float, _INT, _POINTER, _POINTER),
+        )
+        self._prompt_attention.restype = None
 
     @classmethod
     def compiled_into(cls, folder: Path) -> "PanelKernels | None":
@@ -38,6 +45,29 @@ class PanelKernels:
         rows, columns = weight.shape
         is_whole = rows % _PANEL_ROWS == 0 and columns % _AT_ONCE_COLUMNS == 0
         return is_whole and weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+
+    def attend_prompt(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attended: Tensor,
+        *,
+        scale: float | None,
+        window_tokens: int | None,
+    ) -> None:
+        """Causal; the queries are those of the last tokens. query: [tokens, heads, head_dim], key, value: [keys,
+        kv_heads, head_dim], both with the same strides, `attended`: [tokens, heads * head_dim]. In all numbers of a
+        head lie side by side, in query and `attended` also those of a token.
+        """
+        tokens, heads, head_dim = query.shape
+        keys, kv_heads, _ = key.shape
+        packed = torch.empty(2 * head_dim * (-(-keys // _KEYS_AT_ONCE) * _KEYS_AT_ONCE), dtype=query.dtype)
+        self._prompt_attention(
+            *(query.data_ptr(), query.stride(0), key.data_ptr(), value.data_ptr(), key.stride(0), key.stride(1)),
+            *(tokens, keys, kv_heads, heads // kv_heads, head_dim),
+            *(head_dim**-0.5 if scale is None else scale, window_tokens or 0, packed.data_ptr(), attended.data_ptr()),
+        )
 
 
 def panels_of(weight: Tensor) -> Tensor:
