@@ -40,9 +40,8 @@ VARIANTS = (
     ("prefill_first", "prefill_first", ADAPTIVE),
     ("temporal", "temporal", ADAPTIVE),
 )
-WORKLOAD = replace(
-    WORKLOADS["sharegpt"], new_input=Lengths(226, 4, 400, 0.9), output=Lengths(195, 4, 600, 0.9)
-)  # at most 100 + 150 tokens a request
+# At most 100 + 150 tokens a request.
+WORKLOAD = replace(WORKLOADS["sharegpt"], new_input=Lengths(226, 4, 400, 0.9), output=Lengths(195, 4, 600, 0.9))
 _MAX_MODEL_LEN = 256  # each model's floor: a quota never falls below its longest sequence
 _LAYERS = 8
 _TOKENS_PER_MODEL = 448  # of the pool, on average

@@ -1,6 +1,4 @@
-"""Works out how much one launch of a unit's engine holds at most: what memory beside weights and KV pool is reserved
-for.
-"""
+"""Defines how much one launch of an engine holds at most: so much memory is reserved beside weights and KV pool."""
 
 from dataclasses import dataclass
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from traces.timeliness import SloTarget
 
 TIGHTER_SHARE = 0.05  # of the requests may ask for tighter targets than the plan is made for
-OWN_SHARE = (
-    0.005  # may have the model's own or tighter ones where it is made for looser ones: batches beside a few chats
-)
+# May have the model's own or tighter ones where the plan is made for looser ones: batches beside a few chats.
+OWN_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

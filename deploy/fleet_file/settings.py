@@ -308,9 +308,8 @@ def check_sources(fleet: FleetFile) -> None:
         if pool.scaling is not None and pool.scaling.forecast is not None:
             check_trace(pool.scaling.forecast, f"pools[{i}].scaling.forecast")
         if pool.profile is not None:
-            from profiler.profile_file import (
-                read_profile,
-            )  # brings pyarrow, which a fleet without profiles does without
+            # Brings pyarrow, which a fleet without profiles does without.
+            from profiler.profile_file import read_profile
 
             read_profile(Path(pool.profile))
         if pool.guard is not None:

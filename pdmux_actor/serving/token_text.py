@@ -109,7 +109,7 @@ class WindowText:
         context = list(takewhile(token_bytes.has_text, reversed(prompt_token_ids[-_CONTEXT_TOKENS:])))
         self._shown: list[int] = context[
             ::-1
-        ]  # tokens of the window whose text is out: they give the next ones their context
+        ]  # of the window, those whose text is out: they are the next ones' context
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str | None:

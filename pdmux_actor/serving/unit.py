@@ -90,9 +90,8 @@ class Unit:
         self._refusal: str | None = None  # why no stream is opened any more
         self._failure: str | None = None
         self._pump: asyncio.Task[None] | None = None
-        self.on_ended: Callable[[GenerateRequest, float], None] | None = (
-            None  # of each that is traced, with its seconds
-        )
+        self.on_ended: Callable[[GenerateRequest, float], None] | None = None
+        """Is told of each request that is traced, with its seconds."""
 
     async def start(self) -> None:
         """Raises EngineStartFailed, and OSError when the address cannot be bound."""

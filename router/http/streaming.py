@@ -112,9 +112,7 @@ class EventStream(Response):
             try:
                 async for event in events:
                     self._last_sent_s = loop.time()
-                    self._is_sending = (
-                        True  # until the server has room for more: it waits for a client that reads slowly
-                    )
+                    self._is_sending = True  # until the server has room: it waits for a client that reads slowly
                     await send({"type": "http.response.body", "body": event, "more_body": True})
                     self._is_sending = False
             except RouterError as error:

@@ -138,9 +138,7 @@ class SglangDispatch:
         starts, layers = isinstance(prefill, StartPrefill), 0 if prefill is None else prefill.layers
         decode_sms = None if decode is None else decode.sms
         has_slices = snapshot.slices_on_lane > 0 or snapshot.batch_ends
-        no_choice = (
-            not actions and not has_slices
-        )  # the policy sees nothing to do; SGLang may have room it does not tell
+        no_choice = not actions and not has_slices  # the policy sees nothing to do; SGLang may have room untold
         if no_choice or any(isinstance(action, Mixed) for action in actions):  # a fused step: one beside the other
             starts = bool(snapshot.waiting) and snapshot.batch is None
             layers = self._mirror.queue.info.spec.num_layers if starts else 0
