@@ -10,6 +10,7 @@ from pdmux_actor.serving.frames import (
     Cancel,
     Credit,
     Delta,
+    FrameReader,
     FrameSplitter,
     FrameTooLarge,
     FromUnit,
@@ -60,12 +61,12 @@ FROM_UNIT = st.one_of(
 
 def decoded(messages, message_type, seed):
     """What comes out when the encoded messages arrive in random pieces."""
-    rng, splitter = random.Random(seed), FrameSplitter()
+    rng, reader = random.Random(seed), FrameReader(message_type)
     data = b"".join(encode(message) for message in messages)
     out = []
     while data:
         size = rng.choice([1, 2, 3, 7, 50, 4096])
-        out += [msgspec.msgpack.decode(body, type=message_type) for body in splitter.feed(data[:size])]
+        out += reader.feed(data[:size])
         data = data[size:]
     return out
 
