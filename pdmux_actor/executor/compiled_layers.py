@@ -21,7 +21,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
 class ProductPointers(ctypes.Structure):
-    """As decode_layers.cpp has them, as all below."""
+    """Has the fields of decode_layers.cpp, as all structures below."""
 
     _fields_ = tuple((name, _POINTER) for name in ("weight", "shift", "scale", "bias"))
 
@@ -109,7 +109,7 @@ class CompiledLayers:
         )
 
     def forward(self, batch: PackedBatch, hidden: Tensor, rotary: Tensor, first_layer: int, last_layer: int) -> Tensor:
-        """As Decoder.forward_layers for a batch without chunks and adapters; `hidden` is overwritten."""
+        """Does what Decoder.forward_layers does, for a batch without chunks and adapters. `hidden` is overwritten."""
         hidden = hidden.contiguous()
         scratch = torch.empty(batch.num_tokens * self._scratch_numbers, dtype=hidden.dtype)
         groups = _groups(batch.decodes)
