@@ -88,7 +88,7 @@ class BlocksInPlace:
     def attend_prompt(
         self, query: Tensor, key: Tensor, value: Tensor, attended: Tensor, traits: AttentionTraits = PLAIN
     ) -> None:
-        """As PanelKernels.attend_prompt."""
+        """Does what PanelKernels.attend_prompt does, with heads as they come."""
         assert self._panels is not None, "`serves_prompts` was asked"
         self._panels.attend_prompt(
             _side_by_side(query), key, value, attended, scale=traits.scale, window_tokens=traits.window_tokens
