@@ -70,7 +70,7 @@ class _NoCompilerError(Exception):
 
 def multiply_best() -> bool:
     """Returns whether the kernels' products are the fastest ones here. They widen bfloat16 and multiply in float32,
-    which pays on Intel's CPUs without a matrix unit. Others multiply bfloat16 at a higher rate: see panel_linear.py.
+    which pays on Intel's CPUs without a matrix unit. Others multiply bfloat16 at a higher rate (panel_linear.py).
     """
     return _is_intel() and not torch.cpu._is_amx_tile_supported()
 
@@ -81,9 +81,9 @@ def _suits_int8() -> bool:
 
 
 def _suits_panels() -> bool:
-    """A CPU with a matrix unit multiplies bfloat16 faster by oneDNN."""
+    """A CPU with a matrix unit multiplies bfloat16 faster by oneDNN; for Intel's without one see `multiply_best`."""
     multiplies = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported()
-    return _has_wide_vectors() and multiplies and not torch.cpu._is_amx_tile_supported()
+    return _has_wide_vectors() and multiplies and not _is_intel() and not torch.cpu._is_amx_tile_supported()
 
 
 def _has_wide_vectors() -> bool:
