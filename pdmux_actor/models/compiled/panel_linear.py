@@ -73,7 +73,7 @@ class PanelKernels:
 def panels_of(weight: Tensor) -> Tensor:
     """[rows, columns] -> [rows / 16, columns / 2, 16, 2]: a copy, of which a kernel reads 16 rows at once."""
     rows, columns = weight.shape
-    by_panel = weight.view(rows // _PANEL_ROWS, _PANEL_ROWS, columns // _AT_ONCE_COLUMNS, _AT_ONCE_COLUMNS)
+    by_panel = weight.reshape(rows // _PANEL_ROWS, _PANEL_ROWS, columns // _AT_ONCE_COLUMNS, _AT_ONCE_COLUMNS)
     return by_panel.transpose(1, 2).contiguous()
 
 
