@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 PrefixHash = bytes
 _ROWS_PER_PIECE = 64
+_ROW_BITS = 32
 
 
 def prefix_root(cache_salt: str, kv_space: str = "") -> PrefixHash:
@@ -61,9 +62,10 @@ def _extend(hashes: list[PrefixHash], rows: bytes, tokens_per_row: int, root: Pr
 class HashedPieces:
     """Hashes of pieces of prompts, by the tokens themselves: of prompts that start alike, only the first is hashed."""
 
-    def __init__(self, num_pieces: int = 1024) -> None:
-        """The default, of rows of 16 tokens, is a million tokens in some 11 MB."""
-        self._num_pieces = num_pieces
+    def __init__(self, most_tokens: int = 1 << 20) -> None:
+        """The default takes some 11 MB, whatever the rows."""
+        self._most_tokens = most_tokens
+        self._num_tokens = 0
         self._hashes: OrderedDict[tuple[PrefixHash, bytes], list[PrefixHash]] = OrderedDict()  # oldest use first
 
     def extend(
@@ -87,8 +89,10 @@ class HashedPieces:
             return
         _extend(hashes, piece, tokens_per_row, root)
         self._hashes[key] = hashes[-_ROWS_PER_PIECE:]
-        if len(self._hashes) > self._num_pieces:
+        self._num_tokens += _ROWS_PER_PIECE * tokens_per_row
+        while self._num_tokens > self._most_tokens:
             self._hashes.popitem(last=False)
+            self._num_tokens -= _ROWS_PER_PIECE * tokens_per_row
 
 
 @dataclass(slots=True, eq=False)
@@ -116,9 +120,10 @@ class PrefixCache:
         self.version = 0  # another one whenever a prefix comes or goes
         self._remembered_forgets = remembered_forgets
         self._row_of: dict[PrefixHash, int] = {}
-        self._hash_of: dict[int, PrefixHash] = {}
-        self._place_of: dict[int, int] = {}  # of a row in its prompt
-        self._forgotten: list[tuple[int, int]] = []  # the latest (place, row)
+        # By row. Arrays, not dicts and tuples: a simulated fleet caches a million rows.
+        self._hash_of: list[PrefixHash | None] = []
+        self._place_of = array("l")  # of a row in its prompt
+        self._forgotten = array("q")  # the latest: place and row, in one
         self._num_forgets = 0
 
     def match(self, hashes: Sequence[PrefixHash], known: PrefixMatch | None = None) -> list[int]:
@@ -140,27 +145,37 @@ class PrefixCache:
         """Row i holds the end of prefix i. A prefix that is cached already keeps the row it has; those before `first`
         are known to be.
         """
+        self._make_room(max(rows, default=-1))
         for place in range(first, len(hashes)):
             prefix, row = hashes[place], rows[place]
-            if prefix not in self._row_of and row not in self._hash_of:
+            if prefix not in self._row_of and self._hash_of[row] is None:
                 self._row_of[prefix] = row
                 self._hash_of[row] = prefix
                 self._place_of[row] = place
                 self.version += 1
 
     def holds(self, row: int) -> bool:
-        return row in self._hash_of
+        return row < len(self._hash_of) and self._hash_of[row] is not None
 
     def forget(self, row: int) -> None:
-        del self._row_of[self._hash_of.pop(row)]
-        self._forgotten.append((self._place_of.pop(row), row))
+        prefix = self._hash_of[row]
+        assert prefix is not None, "it holds no prefix"
+        del self._row_of[prefix]
+        self._hash_of[row] = None
+        self._forgotten.append(self._place_of[row] << _ROW_BITS | row)
         self._num_forgets += 1
         self.version += 1
         if len(self._forgotten) > 2 * self._remembered_forgets:
             del self._forgotten[: self._remembered_forgets]
 
     def __len__(self) -> int:
-        return len(self._hash_of)
+        return len(self._row_of)
+
+    def _make_room(self, row: int) -> None:
+        missing = row + 1 - len(self._hash_of)
+        if missing > 0:
+            self._hash_of += [None] * missing
+            self._place_of.extend([0] * missing)
 
     def _cut_forgotten(self, known: PrefixMatch) -> None:
         num_new = self._num_forgets - known.num_forgets
@@ -169,6 +184,7 @@ class PrefixCache:
         if num_new > len(self._forgotten):
             rows.clear()
         elif num_new:
-            for place, row in self._forgotten[-num_new:]:
+            for forgotten in self._forgotten[-num_new:]:
+                place, row = forgotten >> _ROW_BITS, forgotten & ~(-1 << _ROW_BITS)
                 if place < len(rows) and rows[place] == row:
                     del rows[place:]

@@ -131,7 +131,7 @@ def test_prefix_match__cache_changes_in_any_way__is_what_a_new_look_up_finds(ste
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=400), min_size=1, max_size=6), st.integers(1, 3))
 def test_hashed_pieces__prompts_that_start_alike_and_grow__have_the_names_of_each_alone(endings, num_pieces):
-    pieces = HashedPieces(num_pieces)
+    pieces = HashedPieces(most_tokens=128 * num_pieces)
     for ending in endings:
         tokens = [*([3] * 200), *ending]
         hashes, alone = [], []
