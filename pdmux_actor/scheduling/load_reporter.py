@@ -51,14 +51,15 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
         lost_to: Collection[NeighbourLoss] = (),
     ) -> "_Counts":
         """Leaves out what `others` have counted."""
-
-        def own(name: str) -> int:
-            total: int = getattr(counts, name) - sum([getattr(other, name) for other in others])
-            return total
-
-        counted = {name: own(name) for name in ServedCounts.__slots__ if name in cls.__struct_fields__}
+        counted: dict[str, int] = {name: getattr(counts, name) for name in _COUNTED}
+        for other in others:
+            for name in _COUNTED:
+                counted[name] -= getattr(other, name)
         ttft_lost_s, tbt_lost_s = sum([loss.ttft_s for loss in lost_to]), sum([loss.tbt_s for loss in lost_to])
         return cls(at_s=now_s, ttft_lost_s=ttft_lost_s, tbt_lost_s=tbt_lost_s, **counted)
+
+
+_COUNTED = tuple(name for name in ServedCounts.__slots__ if name in _Counts.__struct_fields__)
 
 
 class LoadReporter:
@@ -136,13 +137,9 @@ class LoadReporter:
     ) -> Sequence[ModelLoad]:
         """Of the model, and of each of its adapters. What neighbours cost them is told of the model."""
         base_s, per_token_s = self._prefill_line(queue, prefill_sms or self._num_sms, beside=bool(queue.running))
-        whole = replace(
-            self._timed(_load(queue), (queue.model, ""), _Counts.of(queue.counts, now_s, lost_to=lost_to)),
-            prefill_base_s=base_s,
-            prefill_s_per_token=per_token_s,
-            decode_step_s=self._decode_step_s(queue, decode_sms or self._num_sms),
-            lost_to=lost_to,
-        )
+        decode_step_s = self._decode_step_s(queue, decode_sms or self._num_sms)
+        load = _load(queue, (base_s, per_token_s), decode_step_s, lost_to)
+        whole = self._timed(load, (queue.model, ""), _Counts.of(queue.counts, now_s, lost_to=lost_to))
         of_others, loads = queue.counts_of_others, list[ModelLoad]()
         if not of_others:
             return (whole,)
@@ -197,7 +194,12 @@ class LoadReporter:
         return self._predictor.decode_s(queue.model, queue.info.spec, contexts, sms) if contexts else 0.0
 
 
-def _load(queue: ModelQueue) -> ModelLoad:
+def _load(
+    queue: ModelQueue,
+    prefill_line: tuple[float, float],
+    decode_step_s: float,
+    lost_to: tuple[NeighbourLoss, ...],
+) -> ModelLoad:
     usage = queue.pool.usage(queue.model)
     return ModelLoad(
         model=queue.model,
@@ -216,6 +218,10 @@ def _load(queue: ModelQueue) -> ModelLoad:
         requests_in_time_total=queue.counts.requests_met,
         blocks_per_row=queue.info.geometry.blocks_per_row,
         tokens_per_row=queue.info.geometry.tokens_per_row,
+        prefill_base_s=prefill_line[0],
+        prefill_s_per_token=prefill_line[1],
+        decode_step_s=decode_step_s,
+        lost_to=lost_to,
     )
 
 
