@@ -11,8 +11,8 @@ from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.events import Arrival, AttachModel, Event
 from pdmux_actor.scheduling.launch import LaunchCompletion
+from pdmux_actor.scheduling.plain_batch import StretchTokens
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from pdmux_actor.scheduling.stretch_run import StretchTokens
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
 
@@ -100,8 +100,8 @@ class SimulatedEngine:
         self._loop.act()
 
     def let_run_ahead(self, until_s: Callable[[], float], on_stretch: OnStretch) -> None:
-        """Lets it go on with a stretch of decode at once, up to the time at which `until_s` says that something may
-        come to this unit. `on_stretch` then hears of tokens that are still to come.
+        """Lets it go on at once where nothing waits, up to the time at which `until_s` says that something may come to
+        this unit. `on_stretch` then hears of tokens that are still to come.
         """
         self._until_s, self._on_stretch = until_s, on_stretch
 
@@ -141,13 +141,14 @@ class SimulatedEngine:
         self._ask_for_wake()
 
     def _run_ahead(self) -> None:
-        """Decode with nothing else to do needs no wake for each step, up to when something may come."""
+        """What decides itself needs no wake for each launch, up to when something may come."""
         if self._until_s is None:
             return
-        tokens = self._scheduler.run_on(self._executor, self._until_s())
-        if tokens is not None:
-            self._agenda.num_done += len(tokens.times_s)  # the wakes that were not needed
-            self._on_stretch(tokens)
+        ahead = self._scheduler.run_on(self._executor, self._until_s())
+        if ahead is not None:
+            self._agenda.num_done += ahead.num_ends  # the wakes that were not needed
+            for tokens in ahead.tokens:
+                self._on_stretch(tokens)
 
     def _ask_for_wake(self) -> None:
         due_s, deadline_s = self._executor.next_end_s(), self._scheduler.next_deadline_s()

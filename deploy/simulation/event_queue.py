@@ -30,6 +30,7 @@ class EventQueue:
         self.num_done = 0
         self._heap: list[tuple[float, int, Action]] = []
         self._wakes: list[tuple[float, int, Action]] = []
+        self._arrivals: list[tuple[float, int, Action]] = []
         self._num_asked = 0
 
     def at(self, time_s: float, action: Action) -> None:
@@ -39,13 +40,17 @@ class EventQueue:
         """An action of one unit, which concerns no other."""
         self._ask(self._wakes, time_s, action)
 
+    def arrival_at(self, time_s: float, action: Action) -> None:
+        """A request's arrival, which concerns units of its model only."""
+        self._ask(self._arrivals, time_s, action)
+
     @property
     def has_more(self) -> bool:
-        return bool(self._heap or self._wakes)
+        return bool(self._heap or self._wakes or self._arrivals)
 
     @property
     def next_of_all_s(self) -> float:
-        """Returns when the next action comes that is not a unit's own; infinite if none does."""
+        """Returns when the next action comes that is neither a unit's own nor an arrival; infinite if none does."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def _ask(self, heap: list[tuple[float, int, Action]], time_s: float, action: Action) -> None:
@@ -55,9 +60,10 @@ class EventQueue:
 
     def step(self) -> bool:
         """Does the next action; False when there is none."""
-        heap, wakes = self._heap, self._wakes
-        if wakes and (not heap or wakes[0] < heap[0]):
-            heap = wakes
+        heap = self._heap
+        for other in (self._wakes, self._arrivals):
+            if other and (not heap or other[0] < heap[0]):
+                heap = other
         if not heap:
             return False
         self.clock.now_s, _, action = heapq.heappop(heap)

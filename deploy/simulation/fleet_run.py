@@ -7,6 +7,7 @@ from itertools import cycle, pairwise
 
 from deploy.control.decision_history import PlacementDecision
 from deploy.inspection.workload import cut_to_context
+from deploy.simulation.coming_requests import ComingRequests
 from deploy.simulation.engine import OnTokens
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
@@ -19,7 +20,7 @@ from deploy.simulation.units import MuxedUnit, SimulatedUnit
 from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
-from pdmux_actor.scheduling.stretch_run import StretchTokens
+from pdmux_actor.scheduling.plain_batch import StretchTokens
 from router.limits import GatewayLimits
 from router.request_terms import AdmissionRequest
 from router.routing.prefix_index import prefix_names
@@ -110,7 +111,7 @@ class FleetRun:
         self._homeless: list[OpenRequest] = []
         self._waiting_since_s: dict[str, float] = {}  # of requests that are not on a unit yet, by id
         self._loads: dict[str, LoadReport | None] = {}
-        self._records = enumerate(stream.records())
+        self._coming = ComingRequests(stream.records())
         self._last_end_s = 0.0
         self._sample_partitions = sample_partitions
         self._partitions: list[PartitionSample] = []
@@ -122,7 +123,8 @@ class FleetRun:
         self._on_outcome = on_outcome
         for unit in self._units if run_ahead else ():
             if isinstance(unit, MuxedUnit):  # others hand requests on
-                unit.let_run_ahead(self._quiet_until_s, self._on_stretch)
+                names = tuple(placed.info.model for placed in unit.design.models)
+                unit.let_run_ahead(partial(self._quiet_until_s, names), self._on_stretch)
 
     @property
     def expected_requests(self) -> int:
@@ -172,16 +174,17 @@ class FleetRun:
     # ---- arrivals ----
 
     def _await_next_arrival(self) -> None:
-        following = next(self._records, None)
+        following = self._coming.first()
         if following is None:
             self._arrivals_left = False
             return
         index, record = following
-        self.agenda.at(record.arrival_s, lambda: self._arrive(index, record))
+        self.agenda.arrival_at(record.arrival_s, lambda: self._arrive(index, record))
 
     def _arrive(self, index: int, record: TraceRecord) -> None:
         now_s = self.agenda.clock.now_s
         assert record.model is not None
+        self._coming.take_first()
         statistics = self.statistics[record.model]
         statistics.requests += 1
         self._waiting_since_s[str(index)] = now_s
@@ -258,13 +261,14 @@ class FleetRun:
             if event.finish is not None:
                 self._let_go(opened, event.finish, now_s)
 
-    def _quiet_until_s(self) -> float:
-        """Returns until when no unit is told anything but by its own launches: requests that wait at a gateway may go
-        to any unit when another one has room.
+    def _quiet_until_s(self, models: Sequence[str]) -> float:
+        """Returns until when a unit of these models is told nothing but by its own launches, and nobody asks what it
+        has produced: gateways count that by model. Requests that wait there may go to any of their units when another
+        one has room.
         """
-        if any(gateway.num_waiting for gateway in self._gateways):
+        if any(gateway.holds_any(models) for gateway in self._gateways):
             return float("-inf")
-        return min(self.agenda.next_of_all_s, self._window_s)
+        return self._coming.next_s(models, min(self.agenda.next_of_all_s, self._window_s))
 
     def _on_stretch(self, tokens: StretchTokens) -> None:
         """Does what `_on_tokens` does at each time, for tokens that are neither first nor last."""

@@ -1,6 +1,7 @@
 """A gateway replica of a simulated fleet: the router's own `GatewayScheduler`, without HTTP."""
 
-from collections.abc import Callable, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,11 +53,12 @@ class SimulatedGateway:
         self.scheduler = GatewayScheduler(gateway_id=name, limits=limits)
         self._agenda = agenda
         self._receptions: dict[str, Reception] = {}
+        self._waiting: Counter[str] = Counter()  # requests by model
         self._wakes_at_s: float | None = None
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._receptions)
+    def holds_any(self, models: Iterable[str]) -> bool:
+        """Says whether a request for one of these models waits here."""
+        return bool(self._receptions) and any(self._waiting[model] for model in models)
 
     def on_view(self, view: FleetView) -> None:
         self.scheduler.update_view(view, self._agenda.clock.now_s)
@@ -67,6 +69,7 @@ class SimulatedGateway:
         decision = self.scheduler.offer(request, self._agenda.clock.now_s)
         if isinstance(decision, Queue):
             self._receptions[request.request_id] = reception
+            self._waiting[request.model] += 1
             self.pump()
         else:
             self._receive(request, decision, reception)
@@ -75,6 +78,7 @@ class SimulatedGateway:
         if not self._receptions:
             return
         for request, outcome in self.scheduler.pump(self._agenda.clock.now_s):
+            self._waiting[request.model] -= 1
             self._receive(request, outcome, self._receptions.pop(request.request_id))
         self._sleep()
 

@@ -9,6 +9,7 @@ from deploy.simulation.event_queue import EventQueue
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import longest_sequence_tokens
+from pdmux_actor.scheduling.plain_batch import StretchTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,12 @@ class MuxedUnit:
 
     def let_run_ahead(self, until_s: Callable[[], float], on_stretch: OnStretch) -> None:
         """Does what `SimulatedEngine.let_run_ahead` does."""
-        self._engine.let_run_ahead(until_s, on_stretch)
+
+        def pass_on(tokens: StretchTokens) -> None:
+            self.is_stale = True
+            on_stretch(tokens)
+
+        self._engine.let_run_ahead(until_s, pass_on)
 
     def submit(self, request: GenerateRequest) -> bool:
         self.is_stale = True

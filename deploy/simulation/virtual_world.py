@@ -1,19 +1,29 @@
-"""An executor in which units run ahead through stretches of decode."""
+"""An executor in which units run ahead through what decides itself."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from pdmux_actor.executor.simulated import MADE_UP_TOKENS, ROUNDING_S, SimulatedExecutor, made_up_tokens
 from pdmux_actor.messages import SampledToken
-from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Launch, MixedStep, Repartition, lane_number
+from pdmux_actor.scheduling.launch import (
+    ComputeLaunch,
+    DecodeStep,
+    DropPrefill,
+    Launch,
+    MixedStep,
+    Repartition,
+    lane_number,
+)
 from pdmux_actor.scheduling.sequence import TokenSequence
 
 
 class StretchExecutor(SimulatedExecutor):
     """Implements stretch_run.VirtualWorld: its clock is told when a launch ends instead of being asked."""
 
-    def is_over_at(self, end_s: float) -> bool:
-        passed_s = end_s - self._updated_s
-        return all(work.remaining_s - passed_s * work.rate <= ROUNDING_S for work in self._lanes.values())
+    def ending_at(self, end_s: float) -> Sequence[ComputeLaunch]:
+        passed_s, lanes = end_s - self._updated_s, self._lanes
+        numbers = sorted(lanes) if len(lanes) > 1 else lanes
+        works = [lanes[number] for number in numbers]
+        return [work.launch for work in works if work.remaining_s - passed_s * work.rate <= ROUNDING_S]
 
     def follow(self, launch: DecodeStep | MixedStep, contexts: Sequence[int], now_s: float) -> float:
         assert len(self._lanes) == 1, "it is not alone"
@@ -21,14 +31,22 @@ class StretchExecutor(SimulatedExecutor):
         self._updated_s, self._next_end_s = now_s, now_s + max(0.0, work.remaining_s)
         return self._next_end_s
 
-    def switch(self, launches: Sequence[Launch], now_s: float) -> None:
-        self._lanes.clear()
-        self._updated_s = now_s
+    def exchange(
+        self,
+        ended: Sequence[ComputeLaunch],
+        launches: Sequence[Launch],
+        contexts: Mapping[str, Sequence[int]],
+        now_s: float,
+    ) -> None:
+        self._progress(now_s)
+        for over in ended:
+            del self._lanes[lane_number(over)]
         for launch in launches:
             if isinstance(launch, Repartition):
                 self._partition = launch
             elif not isinstance(launch, DropPrefill):
-                self._lanes[lane_number(launch)] = self._work(launch, now_s)
+                lengths = contexts.get(launch.model) if isinstance(launch, DecodeStep) else None
+                self._lanes[lane_number(launch)] = self._work(launch, now_s, lengths)
         self._changed()
 
     def next_tokens(self, sequence: TokenSequence, count: int) -> Sequence[SampledToken]:

@@ -105,6 +105,7 @@ class _Work(msgspec.Struct, gc=False):
     step_s: float = 0.0  # of a decode alone, without the host
     rate: float = 1.0  # solo seconds of work done per second
     demand: float | None = None  # share of the bandwidth, of a decode that has had company
+    contexts: Sequence[int] | None = None  # of a decode's sequences, where they are known
 
 
 ROUNDING_S = 1e-9  # of a launch's rest, what rounding leaves
@@ -212,7 +213,7 @@ class SimulatedExecutor:
             self._host_until_s = now_s + host_s
         solo_s = self._solo_s(launch, contexts)
         step_s = solo_s / launch.steps if isinstance(launch, DecodeStep) else 0.0
-        return _Work(launch, now_s, host_s + solo_s, step_s)
+        return _Work(launch, now_s, host_s + solo_s, step_s, contexts=contexts)
 
     def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         next_end_s = self.next_end_s()
@@ -224,7 +225,8 @@ class SimulatedExecutor:
         self._progress(now_s)
         if not reached and (next_end_s is None or now_s < next_end_s):
             return ()
-        done = [self._complete(lane, now_s) for lane in sorted(self._lanes) if self._is_done(lane)]
+        ended = [lane for lane in sorted(self._lanes) if self._lanes[lane].remaining_s <= ROUNDING_S]
+        done = [self._complete(lane, now_s) for lane in ended]
         if done:
             self._changed()
         return done
@@ -274,10 +276,11 @@ class SimulatedExecutor:
 
     def _demand(self, work: _Work) -> float:
         if work.demand is None:
-            launch = work.launch
-            contexts = [len(s.token_ids) for s in launch.sequences] if isinstance(launch, DecodeStep) else []
+            launch, contexts = work.launch, work.contexts
+            if contexts is None and isinstance(launch, DecodeStep):
+                contexts = [len(s.token_ids) for s in launch.sequences]
             reads = self._reads.of(launch.model, self._infos[launch.model].spec)
-            work.demand = reads.demand(self.device, contexts, work.step_s)
+            work.demand = reads.demand(self.device, contexts or (), work.step_s)
         return work.demand
 
     def _progress(self, now_s: float) -> None:
@@ -286,9 +289,6 @@ class SimulatedExecutor:
             for work in self._lanes.values():
                 work.remaining_s -= elapsed_s * work.rate
             self._updated_s = now_s
-
-    def _is_done(self, lane: int) -> bool:
-        return self._lanes[lane].remaining_s <= ROUNDING_S
 
     def _complete(self, lane: int, now_s: float) -> LaunchCompletion:
         work = self._lanes.pop(lane)

@@ -136,7 +136,9 @@ class Dispatcher:
         """`contexts` are those of a decode's sequences, where they are known."""
         spec = self._queues[launch.model].info.spec
         modelled_s = self._predictor.modelled_s(spec, launch, sms, contexts)
-        flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s, first_sm=first_sm)
+        flight = LaunchInFlight(
+            launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=now_s, contexts=contexts, first_sm=first_sm
+        )
         if self._settings.decode_lanes > 1:
             flight.draws = self._predictor.demand(self._device, spec, flight)
         self._lanes.take_off(flight)

@@ -29,7 +29,7 @@ IDLE_LANE = LaneState(busy=False, sms=0)
 
 class LaunchInFlight(msgspec.Struct, kw_only=True, gc=False):
     """`modelled_s` is what the latency model says of the launch alone, `expected_s` what was learned to expect of it
-    when it took off.
+    when it took off. `contexts` are the lengths of a decode's sequences then, where the queue knew them.
 
     `company_s` is how long another launch was in the air too, and for a decode `decode_company_s` the same of another
     decode; `beside` are the chunks of the prefill that was there. `demand` is the share of the device's memory
@@ -41,6 +41,7 @@ class LaunchInFlight(msgspec.Struct, kw_only=True, gc=False):
     sms: int
     modelled_s: float
     took_off_s: float
+    contexts: Sequence[int] | None = None
     first_sm: int = 0
     expected_s: float = 0.0
     draws: Callable[[], float] | None = None  # says `demand`: hardly any launch is asked for it
@@ -57,6 +58,13 @@ class LaunchInFlight(msgspec.Struct, kw_only=True, gc=False):
         if self._demand is None:
             self._demand = 0.0 if self.draws is None else self.draws()
         return self._demand
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Returns the contexts of the decoding sequences, as of when it took off."""
+        if self.contexts is None and not isinstance(self.launch, PrefillSlice):
+            self.contexts = [len(s.token_ids) for s in self.launch.sequences]
+        return self.contexts or ()
 
     @property
     def end_sm(self) -> int:

@@ -23,7 +23,8 @@ class NeighbourSlowdown:
     changes, `land` before the result of a launch is applied.
     """
 
-    def __init__(self, lanes: LanesInFlight, predictor: LatencyPredictor) -> None:
+    def __init__(self, queues: Mapping[str, ModelQueue], lanes: LanesInFlight, predictor: LatencyPredictor) -> None:
+        self._queues = queues
         self._lanes = lanes
         self._predictor = predictor
         self._ttft_s: dict[tuple[str, str], float] = {}
@@ -31,10 +32,10 @@ class NeighbourSlowdown:
         self._beside_s: dict[int, dict[str, float]] = {}  # by lane number: how long its launch had whom beside it
         self._known_until_s = 0.0
 
-    def advance(self, queues: Collection[ModelQueue], now_s: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Accounts for the time since the last call, in which nothing changed."""
         passed_s = now_s - self._known_until_s
-        if passed_s <= 0.0:
+        if passed_s <= 0.0 or len(self._queues) < 2:
             return
         self._known_until_s = now_s
         flights = self._lanes.flights()
@@ -48,8 +49,7 @@ class NeighbourSlowdown:
         keeps_running = decodes
         if not decodes and self._lanes.sms_left(Lane.PREFILL) == 0:
             keeps_running = [prefill] if prefill is not None else []
-        for queue in queues:
-            model = queue.model
+        for model, queue in self._queues.items():
             prompts = _prompts(queue)
             if prompts and keeps_prompts and model not in keeps_prompts:
                 _share(self._ttft_s, model, keeps_prompts, prompts * passed_s)
@@ -58,13 +58,16 @@ class NeighbourSlowdown:
         if len(flights) > 1:
             self._note_company(flights, passed_s)
 
-    def land(self, queue: ModelQueue, flight: LaunchInFlight, done: LaunchCompletion) -> None:
-        """Accounts for a launch of `queue`'s model that has ended."""
+    def land(self, flight: LaunchInFlight, done: LaunchCompletion) -> None:
+        """Accounts for a launch that has ended."""
+        if len(self._queues) < 2:
+            return
         beside_s = self._beside_s.pop(lane_number(flight.launch), None)
-        model = queue.model
+        model = flight.launch.model
+        queue = self._queues[model]
         if beside_s is None or done.error is not None or all(name == model for name in beside_s):
             return
-        alone_s = self._predictor.alone_s(queue.info.spec, flight.launch, self._lanes.total_sms)
+        alone_s = self._predictor.alone_s(queue.info.spec, flight, self._lanes.total_sms)
         lost_s = done.finished_s - done.started_s - alone_s
         if lost_s <= 0.0:
             return

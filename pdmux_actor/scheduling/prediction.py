@@ -22,7 +22,7 @@ _ALONE, _IN_COMPANY = 0.1, 0.9  # share of its time beside the other lane, for a
 PREFILL, PREFILL_BESIDE, DECODE, MIXED = "prefill", "prefill beside decode", "decode", "mixed"
 DECODE_BESIDE = "decode beside decodes"  # measured / what sharing the bandwidth makes of the expectation alone
 STEADY_SPREAD = 1 / 0.95  # of fused steps, at worst, before some were seen, and on a machine that is steady
-_REMEMBERED_PREFILLS = 4096  # on a share
+_REMEMBERED_PREFILLS = 1024  # on a share: some 0.3 MB a unit, of which a simulated fleet has hundreds
 # Whose factor stands in, in this order, until a phase has been seen.
 _STAND_INS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -186,25 +186,26 @@ class LatencyPredictor:
         """
         model, sms, size = flight.launch.model, flight.sms, size_of(flight.launch)
         match flight.launch:
-            case DecodeStep(sequences=sequences):
+            case DecodeStep():
                 solo_s = flight.modelled_s * self._scale(model, DECODE, sms, size)
                 if flight.beside_demand > 0.0:
                     solo_s *= slowdown_beside(flight.demand, flight.beside_demand)
                     solo_s *= self._scale(model, DECODE_BESIDE, sms, size)
                 if not flight.beside:
                     return solo_s
-                contexts = [len(s.token_ids) for s in sequences]
-                return solo_s * self.guard.slowdown(GuardCell.of(sms, flight.beside, contexts))
+                return solo_s * self.guard.slowdown(GuardCell.of(sms, flight.beside, flight.lengths))
             case MixedStep():
                 return flight.modelled_s * self._scale(model, MIXED, sms, size)
             case PrefillSlice():
                 phase = PREFILL_BESIDE if beside_other_lane else PREFILL
                 return flight.modelled_s * self._scale(model, phase, sms, size)
 
-    def alone_s(self, spec: ModelSpec, launch: ComputeLaunch, sms: int) -> float:
+    def alone_s(self, spec: ModelSpec, flight: LaunchInFlight, sms: int) -> float:
         """Returns what a launch is expected to take with nothing beside it, on `sms` SMs."""
+        launch = flight.launch
         phase = PREFILL if isinstance(launch, PrefillSlice) else MIXED if isinstance(launch, MixedStep) else DECODE
-        return self.modelled_s(spec, launch, sms) * self._scale(launch.model, phase, sms, size_of(launch))
+        modelled_s = self.modelled_s(spec, launch, sms, flight.lengths)
+        return modelled_s * self._scale(launch.model, phase, sms, size_of(launch))
 
     def has_measured(self, launch: ComputeLaunch) -> bool:
         """Returns whether a launch of this model and kind has been measured: what is expected of the first ones is a
@@ -227,12 +228,9 @@ class LatencyPredictor:
         if not isinstance(launch, DecodeStep):
             return None
         step_s = flight.modelled_s * self._scale(launch.model, DECODE, flight.sms, size_of(launch)) / launch.steps
-        return partial(self._demand_of, device, spec, launch, step_s)
+        return partial(self._demand_of, device, spec, launch.model, flight.lengths, step_s)
 
-    def learn(self, flight: LaunchInFlight, contexts: Sequence[int], done: LaunchCompletion) -> None:
-        """`contexts` are those of the decoding sequences when the launch took off; of one without company they do not
-        matter.
-        """
+    def learn(self, flight: LaunchInFlight, done: LaunchCompletion) -> None:
         measured_s = done.finished_s - done.started_s
         if flight.modelled_s <= 0 or measured_s <= 0:
             return
@@ -257,7 +255,7 @@ class LatencyPredictor:
                     else:  # a model whose steps never run alone
                         self._scales.observe(model, DECODE, sms, size, ratio)
             case DecodeStep() if company >= _IN_COMPANY and self._scales.knows(model, DECODE):
-                cell = GuardCell.of(sms, flight.beside, contexts)
+                cell = GuardCell.of(sms, flight.beside, flight.lengths)
                 self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))
                 self.measured.note(model, StepPhase.DECODE_BESIDE, sms, flight.modelled_s, measured_s)
             case MixedStep():
@@ -290,9 +288,10 @@ class LatencyPredictor:
                 return outlook.scale(sms)
         return self._scales.scale(model, _STAND_INS[phase], sms, size)
 
-    def _demand_of(self, device: DeviceSpec, spec: ModelSpec, launch: DecodeStep, step_s: float) -> float:
-        contexts = [len(s.token_ids) for s in launch.sequences]
-        return self._reads.of(launch.model, spec).demand(device, contexts, step_s)
+    def _demand_of(
+        self, device: DeviceSpec, spec: ModelSpec, model: str, contexts: Sequence[int], step_s: float
+    ) -> float:
+        return self._reads.of(model, spec).demand(device, contexts, step_s)
 
 
 def _lengths(sequences: Sequence[TokenSequence], known: Sequence[int] | None) -> Sequence[int]:

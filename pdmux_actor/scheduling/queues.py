@@ -40,6 +40,7 @@ class ModelQueue:
     _pieces: HashedPieces = field(default_factory=HashedPieces, init=False, repr=False)
     _tbt_targets: Sequence[TbtTarget] | None = field(default=None, init=False, repr=False)
     _running_ids: tuple[str, ...] | None = field(default=None, init=False, repr=False)
+    _told_s: float | None = field(default=None, init=False, repr=False)  # when all had their last token, if together
 
     def __post_init__(self) -> None:
         self.model = self.info.model
@@ -72,8 +73,9 @@ class ModelQueue:
 
     def wait_s(self, now_s: float) -> float:
         """Returns how long the running sequence that waits longest has waited for its next token."""
-        last_s = min([s.last_token_s for s in self.running if s.last_token_s is not None], default=now_s)
-        return now_s - last_s
+        if self._told_s is not None:
+            return now_s - self._told_s
+        return now_s - min([s.last_token_s for s in self.running if s.last_token_s is not None], default=now_s)
 
     def places(self, max_running_sequences: int) -> int:
         """Sequences that may hold KV at once."""
@@ -202,10 +204,8 @@ class ModelQueue:
         """Blocks of its own quota that the next waiting sequence needs and nobody may borrow now."""
         if not self.waiting or self.removing:
             return 0
-        head = self.waiting[0]
-        needed = (self.rows_for(len(head.token_ids)) + 1) * self.info.geometry.blocks_per_row
-        usage = self.pool.usage(self.model)
-        return max(0, min(needed, usage.quota_blocks - usage.used_blocks))
+        needed = (self.rows_for(len(self.waiting[0].token_ids)) + 1) * self.info.geometry.blocks_per_row
+        return max(0, min(needed, self.pool.quota_blocks(self.model) - self.pool.used_blocks(self.model)))
 
     def insert_waiting(self, sequence: TokenSequence, *, target_aware: bool) -> None:
         """Inserts a sequence by precedence. Those that go first do so in the order they have."""
@@ -253,7 +253,7 @@ class ModelQueue:
         self._forget_running()
 
     def _forget_running(self) -> None:
-        self._context_tokens = self._tightest_tbt_s = self._tbt_targets = self._running_ids = None
+        self._context_tokens = self._tightest_tbt_s = self._tbt_targets = self._running_ids = self._told_s = None
 
     def takes(self, sequence: TokenSequence) -> bool:
         """Returns whether the unit has promised to take sequences as long as this one."""
@@ -306,9 +306,9 @@ class ModelQueue:
         """Forgets the lengths of contexts: a running sequence has tokens more, whoever knows of them yet."""
         self._context_tokens = None
 
-    def note_contexts(self, context_tokens: list[int]) -> None:
-        """These are the lengths of `running` by now."""
-        self._context_tokens = context_tokens
+    def note_contexts(self, context_tokens: list[int], told_s: float) -> None:
+        """These are the lengths of `running` by now; all of them had their last token at `told_s`."""
+        self._context_tokens, self._told_s = context_tokens, told_s
 
     def counted(self, sequence: TokenSequence) -> tuple[ServedCounts, ...]:
         """Returns what a sequence counts in."""
@@ -318,8 +318,7 @@ class ModelQueue:
     @property
     def counts_of_others(self) -> list[ServedCounts]:
         """Returns what of `counts` is not the base's own."""
-        former = [] if self.former_counts is None else [self.former_counts]
-        return [*self.adapter_counts.values(), *former]
+        return [counts for counts in (*self.adapter_counts.values(), self.former_counts) if counts is not None]
 
     def note_tokens(self, sequence: TokenSequence, num_tokens: int, now_s: float) -> None:
         """Times the tokens that a launch gave a sequence. A launch of several steps makes one gap, and no others. A
@@ -328,7 +327,7 @@ class ModelQueue:
         counted = self.counted(sequence)
         for counts in counted:
             counts.output_tokens += num_tokens
-        previous_s, sequence.last_token_s = sequence.last_token_s, now_s
+        previous_s, sequence.last_token_s, self._told_s = sequence.last_token_s, now_s, None
         if sequence.gives_way:
             sequence.first_token_s = now_s if sequence.first_token_s is None else sequence.first_token_s
             return
@@ -352,7 +351,7 @@ class ModelQueue:
 
     def note_gaps(self, told: Sequence[TokenSequence], late: Iterable[TokenSequence], num_tokens: int) -> None:
         """Counts as `note_tokens` does, for running sequences which each got so many tokens, `late` ones too late."""
-        self._context_tokens = None
+        self._context_tokens = self._told_s = None
         num_gaps = num_tokens * (len(told) - sum([sequence.gives_way for sequence in told]))
         self.counts.output_tokens += num_tokens * len(told)
         self.counts.gaps += num_gaps
@@ -396,5 +395,6 @@ class ModelQueue:
         assert all(s.status is SequenceStatus.RUNNING for s in self.running)
         assert all(s.num_uncomputed_tokens == 1 for s in self.running)
         assert self._context_tokens in (None, [len(s.token_ids) for s in self.running]), "lengths are of former tokens"
+        assert self._told_s is None or {s.last_token_s for s in self.running} <= {self._told_s}, "some waited longer"
         for sequence in self.sequences():
             assert len(sequence.rows) >= self.rows_for(sequence.num_computed_tokens)

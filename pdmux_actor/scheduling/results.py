@@ -282,6 +282,6 @@ class UniformSteps:
                 sequence.last_token_s = now_s
         ids, longer = queue.running_ids, [n + steps for n in contexts]
         queue.note_gaps(sequences, late, steps)
-        queue.note_contexts(longer)
+        queue.note_contexts(longer, now_s)
         bounds.note(longer, steps, now_s)
         return [TokenEvent(request_id=name, tokens=sampled) for name, sampled in zip(ids, tokens, strict=True)]

@@ -39,17 +39,17 @@ from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch,
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
-from pdmux_actor.scheduling.policies.base import Decode, DispatchPolicy, Mixed, RoomPolicy, StretchPolicy, UnitState
+from pdmux_actor.scheduling.policies.base import BatchPolicy, Decode, DispatchPolicy, Mixed, StretchPolicy
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prefix_exchange import PrefixExchange
-from pdmux_actor.scheduling.prompt_order import PromptOrder
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.readiness import LaneReadiness
 from pdmux_actor.scheduling.results import LaunchResults
 from pdmux_actor.scheduling.sequence import TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from pdmux_actor.scheduling.stretch_run import StretchRunner, StretchTokens, VirtualWorld
+from pdmux_actor.scheduling.steady_run import RunAhead, SteadyRunner
+from pdmux_actor.scheduling.stretch_run import StretchRunner, VirtualWorld
+from pdmux_actor.scheduling.unit_look import LaneReadiness, UnitLook
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
@@ -87,35 +87,59 @@ class Scheduler:
         self._first_tokens = FirstTokens(self._queues, self._batches, self._lanes, self._predictor)
         self._answers = Answers(self._queues, self._batches, self._first_tokens)
         self._results = LaunchResults(self._queues, self._batches, self._answers, self._first_tokens)
-        self._prompt_order = PromptOrder()
+        self._look = UnitLook(
+            device=device,
+            settings=settings,
+            predictor=self._predictor,
+            queues=self._queues,
+            batches=self._batches,
+            lanes=self._lanes,
+        )
         self._readiness = LaneReadiness()
-        self._neighbours = NeighbourSlowdown(self._lanes, self._predictor)
+        self._neighbours = NeighbourSlowdown(self._queues, self._lanes, self._predictor)
         self._adapters = Adapters()
         self._prefixes = PrefixExchange(pool, self._queues, self._adapters)
         self._reporter = LoadReporter(
             pool, self._predictor, self._neighbours, self.log, device.num_sms, self._adapters, self._batches
         )
-        self._runner = StretchRunner(
-            device=device,
-            settings=settings,
-            predictor=self._predictor,
-            lanes=self._lanes,
-            sharing=self._sharing,
-            log=self.log,
-            used_blocks=lambda: self._used_blocks,
-        )
+        self._runner, self._steady = self._runners()
         self._detached: list[str] = []
         self._stretch: DecodeStretch | None = None
         self._steps_total = 0
         self._now_s = 0.0  # of the last decision
         self._take_policy(policy)
 
+    def _runners(self) -> tuple[StretchRunner, SteadyRunner]:
+        stretches = StretchRunner(
+            device=self._device,
+            settings=self._settings,
+            predictor=self._predictor,
+            lanes=self._lanes,
+            sharing=self._sharing,
+            log=self.log,
+        )
+        steady = SteadyRunner(
+            settings=self._settings,
+            queues=self._queues,
+            batches=self._batches,
+            lanes=self._lanes,
+            predictor=self._predictor,
+            sharing=self._sharing,
+            dispatcher=self._dispatcher,
+            readiness=self._readiness,
+            neighbours=self._neighbours,
+            log=self.log,
+            look=self._look,
+            note=self._log,
+        )
+        return stretches, steady
+
     # ---- what the engine loop calls ----
 
     def on_event(self, event: Event, now_s: float) -> None:
         self._stretch = None
         if len(self._queues) > 1:
-            self._neighbours.advance(self._queues.values(), now_s)
+            self._neighbours.advance(now_s)
         match event:
             case Arrival(request=request, constraint=constraint):
                 adapter = self._adapters.in_use.get(request.model)
@@ -154,20 +178,20 @@ class Scheduler:
 
     def decide(self, now_s: float) -> Sequence[Launch]:
         """Launches to submit now, in order."""
+        if len(self._queues) > 1:
+            self._neighbours.advance(now_s)
+        self._now_s = now_s
         stretch, self._stretch = self._stretch, None
         if stretch is not None and stretch.landed_s is not None and self._goes_on is not None:
             return self._go_on(self._goes_on, stretch, now_s)
         launches: list[Launch] = [*self._answers.take_dropped()]
-        if len(self._queues) > 1:
-            self._neighbours.advance(self._queues.values(), now_s)
-        self._now_s = now_s
         for held in self._first_tokens.take_due(now_s):
             self._answers.hand_over(held, now_s)
         if not self._answers.unanswered:
             self._readiness.clear()
-        elif not self._is_full:
+        elif not self._look.is_full:
             self._sharing.settle(now_s)
-            state = self._state(now_s)
+            state = self._look.look(now_s)
             self._readiness.observe(state, now_s)
             actions = self._policy.choose(state, now_s)
             launches += self._dispatcher.act(actions, now_s)
@@ -180,9 +204,6 @@ class Scheduler:
     def _go_on(self, policy: StretchPolicy, stretch: DecodeStretch, now_s: float) -> Sequence[Launch]:
         """Decides as `decide` does, in a stretch of decode (decode_stretch.py)."""
         queue = stretch.queue
-        if len(self._queues) > 1:
-            self._neighbours.advance(self._queues.values(), now_s)
-        self._now_s = now_s
         self._sharing.settle_growth(now_s, queue)
         view = stretch.view(self._device, self._settings, self._predictor, now_s)
         action = policy.go_on(view)
@@ -194,24 +215,40 @@ class Scheduler:
         self._log(now_s, launches, ready_s=self._readiness.take_landed(Lane.DECODE))
         return launches
 
-    def run_on(self, world: VirtualWorld, until_s: float) -> StretchTokens | None:
-        """Goes on with a stretch of decode as turns of the loop would, up to the last step that ends before `until_s`
-        (stretch_run.py). Returns what was sampled: it is told to nobody else. None: nothing happened.
-        No event may come before `until_s`.
+    def run_on(self, world: VirtualWorld, until_s: float) -> RunAhead | None:
+        """Goes on as turns of the loop would while launches end before `until_s`, and no event may come before: in a
+        stretch of decode (stretch_run.py), or while nothing waits (steady_run.py). Nobody else is told of the tokens.
         """
         stretch, policy = self._stretch, self._goes_on
-        if stretch is None or stretch.landed_s is not None or policy is None:
+        if stretch is not None and policy is not None:
+            return self._run_stretch(stretch, policy, world, until_s) if stretch.landed_s is None else None
+        asked, decoding = self._policy, len([queue for queue in self._queues.values() if queue.running])
+        begins_stretch = policy is not None and decoding < 2 and not self._batches
+        sees_batches_only = isinstance(asked, BatchPolicy) and asked.sees_batches_only
+        if begins_stretch or self._first_tokens.holds_any or not sees_batches_only:
             return None
+        ahead = self._steady.run(asked, world, until_s)
+        if ahead is not None:
+            self._note_ahead(ahead)
+        return ahead
+
+    def _run_stretch(
+        self, stretch: DecodeStretch, policy: StretchPolicy, world: VirtualWorld, until_s: float
+    ) -> RunAhead | None:
         run = self._runner.run(stretch, policy, world, until_s)
         if run is None:
             return None
-        self._steps_total += len(run.tokens.times_s)
-        self._now_s = run.now_s
-        if len(self._queues) > 1:
-            self._neighbours.advance(self._queues.values(), run.now_s)
+        steps = len(run.tokens.times_s)
+        ahead = RunAhead(tokens=(run.tokens,), now_s=run.now_s, num_launches=steps, num_ends=steps)
+        self._note_ahead(ahead)
         if run.pending is not None:
             self._switch(stretch, run.pending, world, run.now_s)
-        return run.tokens
+        return ahead
+
+    def _note_ahead(self, ahead: RunAhead) -> None:
+        self._steps_total += ahead.num_launches
+        self._now_s = ahead.now_s
+        self._neighbours.advance(ahead.now_s)
 
     def _switch(self, stretch: DecodeStretch, action: Decode | Mixed, world: VirtualWorld, now_s: float) -> None:
         """Goes on with another launch than before."""
@@ -219,60 +256,25 @@ class Scheduler:
         self._lanes.land(flight.launch, now_s)
         launches = self._dispatcher.act((action,), now_s)
         self._stretch = stretch if stretch.take_off(action, launches) else None
-        if stretch.queue.outgrown:
-            self._refuse_outgrown()
+        self._refuse_outgrown()
         self._log(now_s, launches, ready_s=now_s)
-        world.switch(launches, now_s)
+        world.exchange((flight.launch,), launches, {stretch.queue.model: stretch.queue.context_tokens}, now_s)
 
     def _take_policy(self, policy: DispatchPolicy) -> None:
         self._policy = policy
         may_go_on = self._settings.decode_stretches
         self._goes_on = policy if may_go_on and isinstance(policy, StretchPolicy) else None
-        self._room_policy = policy if isinstance(policy, RoomPolicy) else None
+        self._look.take_policy(policy)
         self._first_tokens.may_hold = policy.target_aware
 
     def _refuse_outgrown(self) -> None:
         for queue in self._queues.values():
-            if queue.outgrown:
-                for sequence in tuple(queue.outgrown):
-                    self._answers.refuse(queue, sequence)
+            for sequence in tuple(queue.outgrown):
+                self._answers.refuse(queue, sequence)
 
     @property
     def _used_blocks(self) -> int:
         return self._pool.total_blocks - self._pool.free_blocks - self._pool.cached_blocks
-
-    @property
-    def _is_full(self) -> bool:
-        """Nothing more can be launched before something lands."""
-        lanes = self._lanes
-        if not lanes.both_busy:
-            return False
-        if lanes.num_decodes >= self._settings.decode_lanes or not any(lanes.decode_gaps()):
-            return True
-        return not any(queue.running and not lanes.decodes(queue.model) for queue in self._queues.values())
-
-    def _state(self, now_s: float) -> UnitState:
-        """What the policy sees. Where a prompt may start, those that wait are in its order."""
-        state = UnitState(
-            device=self._device,
-            settings=self._settings,
-            predictor=self._predictor,
-            queues=self._queues,
-            batch=self._batches.current,
-            suspended=self._batches.suspended,
-            prefill_lane=self._lanes.lane_state(Lane.PREFILL),
-            decode_lane=self._lanes.lane_state(Lane.DECODE),
-            lanes=self._lanes,
-            share_in_time=self._prompt_order.share_in_time,
-        )
-        rooms = {} if self._room_policy is None else self._room_policy.rooms(state)
-        for queue in self._queues.values():
-            queue.room = rooms.get(queue.model)
-        if self._policy.target_aware:
-            prefill_sms = self._lanes.partition.prefill_sms or self._device.num_sms
-            if self._prompt_order.arrange(state, now_s, prefill_sms=prefill_sms):
-                state.forget_heads()
-        return state
 
     def _log(self, now_s: float, launches: Sequence[Launch], *, ready_s: float | None = None) -> None:
         """`ready_s`: since when the lane was ready, where that is known already."""
@@ -300,16 +302,14 @@ class Scheduler:
 
     def on_completion(self, done: LaunchCompletion) -> None:
         launch = done.launch
-        if len(self._queues) > 1:
-            self._neighbours.advance(self._queues.values(), done.finished_s)
+        has_neighbours = len(self._queues) > 1
+        if has_neighbours:
+            self._neighbours.advance(done.finished_s)
         flight = self._lanes.land(launch, done.finished_s)
-        if len(self._queues) > 1:
-            self._neighbours.land(self._queues[launch.model], flight, done)
+        if has_neighbours:
+            self._neighbours.land(flight, done)
         if done.error is None and not done.prompt_logprobs:  # else it took longer than its like
-            contexts: Sequence[int] = ()
-            if flight.company_s and isinstance(launch, DecodeStep):
-                contexts = [len(s.token_ids) for s in launch.sequences]
-            self._predictor.learn(flight, contexts, done)
+            self._predictor.learn(flight, done)
         self._readiness.on_landing(launch.lane, done.finished_s)
         self.log.land(done)
         self._steps_total += 1

@@ -3,38 +3,37 @@
 A turn hands tokens over, looks for events and fills lanes. In a stretch (decode_stretch.py) there is one lane, and no
 event for as long as the world says; then a step is a few sums: how long it takes, what that teaches, how the policy
 goes on.
-Tokens, counts and rows are brought up to date once, at the end. Whatever would not be as plain as that ends the run
+Tokens and counts are brought up to date once, at the end. Whatever would not be as plain as that ends the run
 before it happens: a sequence that may end or have a gap that is too long, rows of KV that run out, a transfer of quota.
 What is decided, learned and logged is what turns of the loop would have.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.batching import grow_together
 from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.decode_stretch import DecodeStretch
-from pdmux_actor.scheduling.launch import DecodeStep, Launch, LaunchCompletion, MixedStep
+from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, Launch, LaunchCompletion, MixedStep
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
+from pdmux_actor.scheduling.plain_batch import PlainBatch, StretchTokens, TokenSource
 from pdmux_actor.scheduling.policies.base import Decode, Mixed, StretchPolicy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.sequence import TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.specs import DeviceSpec
 
 
-class VirtualWorld(Protocol):
+class VirtualWorld(TokenSource, Protocol):
     """Defines an executor whose launches end when it says beforehand."""
 
     def next_end_s(self) -> float | None: ...
 
-    def is_over_at(self, end_s: float) -> bool:
-        """Says whether the launches on the lanes are over then, and not only nearly."""
+    def ending_at(self, end_s: float) -> Sequence[ComputeLaunch]:
+        """Returns the launches that are over then, and not only nearly, in the order of their lanes."""
         ...
 
     def follow(self, launch: DecodeStep | MixedStep, contexts: Sequence[int], now_s: float) -> float:
@@ -43,23 +42,17 @@ class VirtualWorld(Protocol):
         """
         ...
 
-    def switch(self, launches: Sequence[Launch], now_s: float) -> None:
-        """The only launch has ended at `now_s`, and these follow."""
+    def exchange(
+        self,
+        ended: Sequence[ComputeLaunch],
+        launches: Sequence[Launch],
+        contexts: Mapping[str, Sequence[int]],
+        now_s: float,
+    ) -> None:
+        """Some of the launches have ended at `now_s`, and these start. `contexts` are the lengths of all running
+        sequences, by model.
+        """
         ...
-
-    def next_tokens(self, sequence: TokenSequence, count: int) -> Sequence[SampledToken]: ...
-
-    def may_say(self, token_ids: Set[int]) -> bool:
-        """Says whether any of these may be a token that it samples."""
-        ...
-
-
-class StretchTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds what a run brought: each of the requests `counts[i]` tokens at `times_s[i]`."""
-
-    request_ids: tuple[str, ...]
-    times_s: Sequence[float]
-    counts: Sequence[int]
 
 
 class StretchRun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -87,7 +80,6 @@ class StretchRunner:
         lanes: LanesInFlight,
         sharing: BlockSharing,
         log: DecisionLog,
-        used_blocks: Callable[[], int],
     ) -> None:
         self._device = device
         self._settings = settings
@@ -95,7 +87,6 @@ class StretchRunner:
         self._lanes = lanes
         self._sharing = sharing
         self._log = log
-        self._used_blocks = used_blocks
 
     def run(
         self, stretch: DecodeStretch, policy: StretchPolicy, world: VirtualWorld, until_s: float
@@ -109,22 +100,19 @@ class StretchRunner:
         queue, (flight,) = stretch.queue, self._lanes.flights()
         launch = flight.launch
         assert isinstance(launch, DecodeStep | MixedStep)
-        if not _is_plain(queue, launch, world):
+        batch = PlainBatch.of(queue, world)
+        if batch is None or (isinstance(launch, DecodeStep) and launch.part is not None):
             return None
-        limits, rows, used_blocks = _Limits.of(queue), _RowsLeft(queue), self._used_blocks()
-        ids, times_s, counts = queue.running_ids, list[float](), list[int]()
+        rows, used_blocks = _RowsLeft(queue), _used_blocks(queue)
         pending: Decode | Mixed | None = None
         while (
             end_s < until_s
-            and limits.bear(_steps(launch), end_s)
+            and batch.bear(_steps(launch), end_s)
             and not self._sharing.may_transfer(end_s)
-            and world.is_over_at(end_s)
+            and world.ending_at(end_s)
         ):
-            times_s.append(end_s)
-            counts.append(_steps(launch))
-            limits.note(_steps(launch), end_s)
             rows.tokens -= _steps(launch)
-            action = self._land(stretch, policy, flight, launch, end_s)
+            action = self._land(stretch, batch, policy, flight, launch, end_s)
             following = _following(launch, action, queue) if action.sms == flight.sms else None
             if following is None:
                 pending = action
@@ -133,21 +121,22 @@ class StretchRunner:
                 if not grow_together(queue, _steps(following)):
                     pending = action
                     break
-                rows, used_blocks = _RowsLeft(queue), self._used_blocks()
+                rows, used_blocks = _RowsLeft(queue), _used_blocks(queue)
             launch = following
             stretch.action, stretch.landed_s = action, None
             self._take_off(queue, flight, launch, used_blocks, end_s)
             end_s = world.follow(launch, queue.context_tokens, end_s)
-        if not times_s:
+        tokens = batch.bring_up_to_date(world)
+        if tokens is None:
             return None
         if pending is None and self._settings.decode_lanes > 1:
             flight.draws = self._predictor.demand(self._device, queue.info.spec, flight)
-        _bring_up_to_date(queue, world, sum(counts), times_s[-1])
-        return StretchRun(tokens=StretchTokens(request_ids=ids, times_s=times_s, counts=counts), pending=pending)
+        return StretchRun(tokens=tokens, pending=pending)
 
     def _land(
         self,
         stretch: DecodeStretch,
+        batch: PlainBatch,
         policy: StretchPolicy,
         flight: LaunchInFlight,
         launch: DecodeStep | MixedStep,
@@ -155,11 +144,10 @@ class StretchRunner:
     ) -> Decode | Mixed:
         """Returns how the policy goes on."""
         done = LaunchCompletion(launch=launch, started_s=flight.took_off_s, finished_s=end_s)
-        self._predictor.learn(flight, (), done)
+        self._predictor.learn(flight, done)
         self._log.land(done)
-        queue, steps = stretch.queue, _steps(launch)
-        queue.note_contexts([n + steps for n in queue.context_tokens])
-        self._sharing.settle_growth(end_s, queue)
+        batch.land(_steps(launch), end_s)
+        self._sharing.settle_growth(end_s, stretch.queue)
         stretch.landed_s = end_s
         return policy.go_on(stretch.view(self._device, self._settings, self._predictor, end_s))
 
@@ -171,7 +159,7 @@ class StretchRunner:
         used_blocks: int,
         now_s: float,
     ) -> None:
-        flight.launch, flight.took_off_s = launch, now_s
+        flight.launch, flight.took_off_s, flight.contexts = launch, now_s, queue.context_tokens
         flight.modelled_s = self._predictor.modelled_s(queue.info.spec, launch, flight.sms, queue.context_tokens)
         flight.expected_s = self._predictor.expected_s(flight, beside_other_lane=False)
         self._log.take_off(
@@ -184,32 +172,6 @@ class StretchRunner:
         )
 
 
-class _Limits(msgspec.Struct, gc=False):
-    """What the running sequences bear before one of them is not plain any more: so many tokens until one may end, gaps
-    of `tbt_s`, the first of them since `last_s`.
-    """
-
-    tokens_left: int
-    tbt_s: float
-    last_s: float
-
-    @classmethod
-    def of(cls, queue: ModelQueue) -> "_Limits":
-        max_len, known = queue.max_len, queue.context_tokens
-        return cls(
-            min([min(s.most_tokens, max_len) - n for s, n in zip(queue.running, known, strict=True)]),
-            min([s.tbt_s for s in queue.running]),
-            min([s.last_token_s or 0.0 for s in queue.running]),
-        )
-
-    def bear(self, steps: int, end_s: float) -> bool:
-        return steps < self.tokens_left and end_s - self.last_s <= self.tbt_s
-
-    def note(self, steps: int, end_s: float) -> None:
-        self.tokens_left -= steps
-        self.last_s = end_s
-
-
 class _RowsLeft:
     """Counts `tokens` until the first running sequence has filled its rows of KV."""
 
@@ -218,14 +180,10 @@ class _RowsLeft:
         self.tokens = min([len(s.rows) * per_row - n for s, n in zip(queue.running, queue.context_tokens, strict=True)])
 
 
-def _bring_up_to_date(queue: ModelQueue, world: VirtualWorld, num_tokens: int, last_s: float) -> None:
-    contexts = list(queue.context_tokens)
-    for sequence in queue.running:
-        sequence.token_ids += [token.token_id for token in world.next_tokens(sequence, num_tokens)]
-        sequence.num_computed_tokens = len(sequence.token_ids) - 1
-        sequence.last_token_s = last_s
-    queue.note_gaps(queue.running, (), num_tokens)
-    queue.note_contexts(contexts)
+def _used_blocks(queue: ModelQueue) -> int:
+    """Returns those of all models of the unit."""
+    pool = queue.pool
+    return pool.total_blocks - pool.free_blocks - pool.cached_blocks
 
 
 def _steps(launch: DecodeStep | MixedStep) -> int:
@@ -245,14 +203,3 @@ def _following(
     if steps == launch.steps:
         return launch
     return DecodeStep(model=launch.model, sequences=launch.sequences, steps=steps)
-
-
-def _is_plain(queue: ModelQueue, launch: DecodeStep | MixedStep, world: VirtualWorld) -> bool:
-    if queue.removing or queue.adapter_counts or world.may_say(queue.info.eos_token_ids):
-        return False
-    if isinstance(launch, DecodeStep) and launch.part is not None:
-        return False
-    return all(
-        s.is_plain and s.last_token_s is not None and s.pending_finish is None and not s.stop_token_ids
-        for s in launch.sequences
-    )

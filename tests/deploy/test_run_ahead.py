@@ -11,7 +11,7 @@ from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.streams import demand_stream
-from pdmux_actor.scheduling.policies.base import StretchPolicy
+from pdmux_actor.scheduling.policies.base import BatchPolicy, StretchPolicy
 from pdmux_actor.scheduling.policies.registry import POLICIES, make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
 from router.limits import GatewayLimits
@@ -42,6 +42,14 @@ CASES = {
     "two models of a unit": (fleet(LARGE, SMALL, gpus=1, kv="6GiB"), 3.0),
     "two units, targets that steps miss": (fleet({**SMALL, "tbt_s": 0.004, "rate": 4.0}, gpus=2, kv="2GiB"), 3.0),
     "requests that wait at the gateway": (fleet({**LARGE, "rate": 20.0, "output": 90}, gpus=1, kv="1GiB"), 1.5),
+    "three models, long prompts": (
+        fleet({**LARGE, "rate": 0.6, "prompt": 5000}, SMALL, {**SMALL, "id": "third", "rate": 0.7}, gpus=1, kv="9GiB"),
+        4.0,
+    ),
+    "four units, each with some of the models": (
+        fleet({**LARGE, "rate": 3.0}, {**LARGE, "id": "rare", "rate": 0.5}, {**SMALL, "rate": 6.0}, gpus=4, kv="2GiB"),
+        1.5,
+    ),
 }
 
 
@@ -96,17 +104,23 @@ def test_run_ahead__any_policy__same_decisions_tokens_and_reports_to_the_byte(po
     assert ahead.steps > 20
 
 
-@pytest.mark.parametrize("policy", [p for p in sorted(POLICIES) if isinstance(make_policy(p), StretchPolicy)])
-def test_run_ahead__long_answers__most_steps_need_no_wake(policy, monkeypatch):
+STRETCH, BATCH = (
+    [(case, name) for name in sorted(POLICIES) if isinstance(make_policy(name), kind)]
+    for case, kind in (("one model, long answers", StretchPolicy), ("three models, long prompts", BatchPolicy))
+)
+
+
+@pytest.mark.parametrize(("case", "policy"), [*STRETCH, *BATCH])
+def test_run_ahead__policy_that_allows_it__many_steps_need_no_wake(case, policy, monkeypatch):
     taken = []
     run_on = Scheduler.run_on
 
     def counted(self, world, until_s):
-        tokens = run_on(self, world, until_s)
-        taken.append(0 if tokens is None else len(tokens.times_s))
-        return tokens
+        ahead = run_on(self, world, until_s)
+        taken.append(0 if ahead is None else ahead.num_launches)
+        return ahead
 
     monkeypatch.setattr(Scheduler, "run_on", counted)
-    steps = run("one model, long answers", policy, run_ahead=True).steps
+    steps = run(case, policy, run_ahead=True).steps
 
     assert sum(taken) > 0.4 * steps

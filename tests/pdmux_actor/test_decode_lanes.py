@@ -264,7 +264,7 @@ def test_predictor__steps_beside_steps__teach_nothing_about_steps_alone():
 
     def learn(measured_s, **company):
         flight = LaunchInFlight(launch=launch, sms=2, modelled_s=0.01, took_off_s=0.0, **company)
-        predictor.learn(flight, [8], LaunchCompletion(launch=launch, started_s=0.0, finished_s=measured_s))
+        predictor.learn(flight, LaunchCompletion(launch=launch, started_s=0.0, finished_s=measured_s))
 
     learn(0.02)
     learn(

@@ -9,8 +9,8 @@ from engine_rig import PLAIN, VirtualEngine, make_request
 from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy, SetQuotas
 from pdmux_actor.scheduling.policies.base import StretchPolicy
 from pdmux_actor.scheduling.policies.registry import POLICIES, make_policy
-from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.scheduling.unit_look import UnitLook
 
 ROOMY = SchedulerSettings(quota_period_s=0.2, decode_lanes=2)
 
@@ -66,8 +66,8 @@ def test_stretches__any_policy__same_decisions_and_tokens_to_the_byte(policy, ca
 @pytest.mark.parametrize("policy", [p for p in sorted(POLICIES) if isinstance(make_policy(p), StretchPolicy)])
 def test_stretches__one_long_answer__nearly_no_decision_looks_at_the_whole_unit(policy, monkeypatch):
     looks = []
-    state = Scheduler._state
-    monkeypatch.setattr(Scheduler, "_state", lambda self, now_s: looks.append(now_s) or state(self, now_s))
+    look = UnitLook.look
+    monkeypatch.setattr(UnitLook, "look", lambda self, now_s: looks.append(now_s) or look(self, now_s))
     engine = VirtualEngine([(0.0, Arrival(make_request("r", max_tokens=200)))], policy=policy, settings=PLAIN).run()
 
     assert engine.scheduler.load_report().steps_total > 40

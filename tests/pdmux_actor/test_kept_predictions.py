@@ -35,8 +35,16 @@ def sequence() -> TokenSequence:
 def teach(predictor: LatencyPredictor, contexts: list[int], sms: int, seconds: float, beside: list[ChunkShape]) -> None:
     launch = DecodeStep(model="m", sequences=tuple(sequence() for _ in contexts))
     company_s = seconds if beside else 0.0
-    flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s, beside=beside)
-    predictor.learn(flight, contexts, LaunchCompletion(launch=launch, started_s=0.0, finished_s=seconds))
+    flight = LaunchInFlight(
+        launch=launch,
+        sms=sms,
+        modelled_s=0.01,
+        took_off_s=0.0,
+        contexts=contexts,
+        company_s=company_s,
+        beside=beside,
+    )
+    predictor.learn(flight, LaunchCompletion(launch=launch, started_s=0.0, finished_s=seconds))
 
 
 @given(
@@ -65,7 +73,7 @@ def teach_prefill(predictor: LatencyPredictor, tokens: int, sms: int, seconds: f
     launch = PrefillSlice(batch_id=1, model="m", chunks=chunks, first_layer=0, last_layer=8)
     company_s = seconds if beside_decode else 0.0
     flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=0.01, took_off_s=0.0, company_s=company_s)
-    predictor.learn(flight, (), LaunchCompletion(launch=launch, started_s=0.0, finished_s=seconds))
+    predictor.learn(flight, LaunchCompletion(launch=launch, started_s=0.0, finished_s=seconds))
 
 
 @given(

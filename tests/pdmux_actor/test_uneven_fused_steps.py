@@ -25,7 +25,7 @@ def teach(predictor: LatencyPredictor, model: str, spec: ModelSpec, sms: int, ra
         launch = MixedStep(model=model, chunks=(Chunk(sequence(), 0, 30),), sequences=(sequence(),))
         modelled_s = predictor.modelled_s(spec, launch, sms)
         flight = LaunchInFlight(launch=launch, sms=sms, modelled_s=modelled_s, took_off_s=0.0)
-        predictor.learn(flight, (), LaunchCompletion(launch=launch, started_s=0.0, finished_s=ratio * modelled_s))
+        predictor.learn(flight, LaunchCompletion(launch=launch, started_s=0.0, finished_s=ratio * modelled_s))
 
 
 def spread_after(ratios: Sequence[float]) -> float:

@@ -63,7 +63,7 @@ class SglangDispatch:
         self._device = device
         self._mirror = Mirror(info)
         self._last = Directive(group=0)
-        self._decode: tuple[LaunchInFlight, list[int], float] | None = None  # what the last directive launched
+        self._decode: tuple[LaunchInFlight, float] | None = None  # what the last directive launched
         self._slices: deque[tuple[LaunchInFlight, float]] = deque()
         self._logged = 0
 
@@ -169,17 +169,18 @@ class SglangDispatch:
 
     # ---- learning from what it took ----
 
-    def _take_off_decode(self, snapshot: Snapshot, directive: Directive) -> tuple[LaunchInFlight, list[int], float]:
+    def _take_off_decode(self, snapshot: Snapshot, directive: Directive) -> tuple[LaunchInFlight, float]:
         queue = self._mirror.queue
         launch = DecodeStep(model=queue.model, sequences=tuple(queue.running))
         beside_slices = directive.layers > 0 or snapshot.slices_on_lane > 0
         flight = self._flight(launch, self.groups[directive.group][1], snapshot.now_s)
+        flight.contexts = [len(s.token_ids) for s in queue.running]
         if beside_slices and snapshot.batch is not None:
             flight.beside = self._mirror.batch(snapshot.batch, snapshot.now_s).shapes
         elif beside_slices and queue.waiting:
             flight.beside = [queue.chunk_shape(queue.waiting[0])]
         flight.expected_s = self.predictor.expected_s(flight, beside_other_lane=bool(flight.beside))
-        return flight, [len(s.token_ids) for s in queue.running], snapshot.now_s
+        return flight, snapshot.now_s
 
     def _flight(self, launch: ComputeLaunch, sms: int, now_s: float) -> LaunchInFlight:
         sms = sms or self._device.num_sms
@@ -192,13 +193,13 @@ class SglangDispatch:
             self._take_off_slice(snapshot, snapshot.slice_ran)
         for duration_s in snapshot.slices_s:
             flight, took_off_s = self._slices.popleft()
-            self._learn(flight, [], duration_s)
+            self._learn(flight, duration_s)
             self._note(snapshot, DecisionKind.PREFILL, flight=flight, took_off_s=took_off_s, duration_s=duration_s)
         if self._decode is not None and snapshot.decode_s is not None:
-            flight, contexts, took_off_s = self._decode
+            flight, took_off_s = self._decode
             if flight.beside:  # beside a slice all along only if one is still there
                 flight.company_s = snapshot.decode_s * (1.0 if snapshot.slices_on_lane else 0.5)
-            self._learn(flight, contexts, snapshot.decode_s)
+            self._learn(flight, snapshot.decode_s)
             self._note(
                 snapshot, DecisionKind.DECODE, flight=flight, took_off_s=took_off_s, duration_s=snapshot.decode_s
             )
@@ -218,11 +219,9 @@ class SglangDispatch:
         flight.company_s = float("inf") if self._last.decode else 0.0
         self._slices.append((flight, snapshot.now_s))
 
-    def _learn(self, flight: LaunchInFlight, contexts: Sequence[int], duration_s: float) -> None:
+    def _learn(self, flight: LaunchInFlight, duration_s: float) -> None:
         self.steps_total += 1
-        self.predictor.learn(
-            flight, contexts, LaunchCompletion(launch=flight.launch, started_s=0.0, finished_s=duration_s)
-        )
+        self.predictor.learn(flight, LaunchCompletion(launch=flight.launch, started_s=0.0, finished_s=duration_s))
 
     def _note(
         self,

@@ -208,6 +208,15 @@ class RoomPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchPolicy(Protocol):
+    """A policy that sees batches as wholes: their sizes, targets and lengths, and how long one has waited. It reads
+    nothing of what their sequences have been given one by one, so that it may be asked before they are given it.
+    """
+
+    sees_batches_only: bool
+
+
 class StretchView(msgspec.Struct, gc=False):
     """Holds what a policy sees of a stretch of decode with nothing else to do (decode_stretch.py). `last` is what it
     chose before, `waited_s` how long sequences of `queue`, all of them, have waited for their next token.

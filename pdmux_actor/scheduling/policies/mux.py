@@ -67,6 +67,7 @@ class ShareAlone(msgspec.Struct, kw_only=True, gc=False):
 
 class Mux:
     target_aware = True
+    sees_batches_only = True
 
     def __init__(self) -> None:
         self._lanes = SideBySide(paced=True)

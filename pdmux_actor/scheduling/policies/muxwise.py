@@ -12,6 +12,7 @@ from pdmux_actor.scheduling.policies.side_by_side import SideBySide
 
 class MuxWise:
     target_aware = False
+    sees_batches_only = True
 
     def __init__(self) -> None:
         self._lanes = SideBySide()

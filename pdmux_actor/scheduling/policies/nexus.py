@@ -29,6 +29,7 @@ _DELTA = 0.05
 
 class Nexus:
     target_aware = False
+    sees_batches_only = True
 
     def __init__(self) -> None:
         self._lanes = SplitLanes()

@@ -9,6 +9,7 @@ from pdmux_actor.scheduling.policies.whole_prefills import WholePrefills
 
 class PrefillFirst:
     target_aware = False
+    sees_batches_only = True
 
     def __init__(self) -> None:
         self._prefills = WholePrefills()

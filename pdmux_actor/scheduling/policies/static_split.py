@@ -14,6 +14,7 @@ from pdmux_actor.scheduling.policies.split_lanes import SplitLanes
 
 class StaticSplit:
     target_aware = False
+    sees_batches_only = True
 
     def __init__(self) -> None:
         self._lanes = SplitLanes()

@@ -1,0 +1,46 @@
+"""Requests of a stream that have not come yet, read a little ahead: when the next one comes is asked beforehand."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from traces.record import TraceRecord
+
+
+class ComingRequests:
+    def __init__(self, records: Iterator[TraceRecord]) -> None:
+        """Times ascend, and every record names its model."""
+        self._records = enumerate(records)
+        self._read: deque[tuple[int, TraceRecord]] = deque()
+        self._times_s: dict[str, deque[float]] = {}  # of what has been read, by model
+        self._known_until_s = float("-inf")  # all that come before have been read
+
+    def first(self) -> tuple[int, TraceRecord] | None:
+        """Returns the next request and its number, None at the end of the stream."""
+        if not self._read:
+            self._read_one()
+        return self._read[0] if self._read else None
+
+    def take_first(self) -> None:
+        """It has come."""
+        _, record = self._read.popleft()
+        self._times_s[record.model or ""].popleft()
+
+    def next_s(self, models: Iterable[str], until_s: float) -> float:
+        """Returns when the next request for one of these models comes, or `until_s` if none does before."""
+        while self._known_until_s < until_s:
+            self._read_one()
+        for model in models:
+            times_s = self._times_s.get(model)
+            if times_s and times_s[0] < until_s:
+                until_s = times_s[0]
+        return until_s
+
+    def _read_one(self) -> None:
+        following = next(self._records, None)
+        if following is None:
+            self._known_until_s = float("inf")
+            return
+        _, record = following
+        self._read.append(following)
+        self._times_s.setdefault(record.model or "", deque()).append(record.arrival_s)
+        self._known_until_s = record.arrival_s
