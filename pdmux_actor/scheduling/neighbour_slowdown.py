@@ -50,8 +50,7 @@ class NeighbourSlowdown:
         if not decodes and self._lanes.sms_left(Lane.PREFILL) == 0:
             keeps_running = [prefill] if prefill is not None else []
         for model, queue in self._queues.items():
-            prompts = _prompts(queue)
-            if prompts and keeps_prompts and model not in keeps_prompts:
+            if keeps_prompts and model not in keeps_prompts and (prompts := _prompts(queue)):
                 _share(self._ttft_s, model, keeps_prompts, prompts * passed_s)
             if queue.running and keeps_running and model not in keeps_running:
                 _share(self._tbt_s, model, keeps_running, len(queue.running) * passed_s)

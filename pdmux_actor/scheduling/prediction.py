@@ -228,7 +228,8 @@ class LatencyPredictor:
         if not isinstance(launch, DecodeStep):
             return None
         step_s = flight.modelled_s * self._scale(launch.model, DECODE, flight.sms, size_of(launch)) / launch.steps
-        return partial(self._demand_of, device, spec, launch.model, flight.lengths, step_s)
+        contexts = flight.contexts or flight.lengths
+        return partial(self._demand_of, device, spec, launch.model, contexts, step_s)
 
     def learn(self, flight: LaunchInFlight, done: LaunchCompletion) -> None:
         measured_s = done.finished_s - done.started_s
