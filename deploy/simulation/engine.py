@@ -144,7 +144,7 @@ class SimulatedEngine:
         """What decides itself needs no wake for each launch, up to when something may come."""
         if self._until_s is None:
             return
-        ahead = self._scheduler.run_on(self._executor, self._until_s())
+        ahead = self._scheduler.run_on(self._executor, self._until_s)
         if ahead is not None:
             self._agenda.num_done += ahead.num_ends  # the wakes that were not needed
             for tokens in ahead.tokens:

@@ -5,7 +5,7 @@ and what they bring is applied to sequences. All of these work on the same queue
 only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -215,19 +215,18 @@ class Scheduler:
         self._log(now_s, launches, ready_s=self._readiness.take_landed(Lane.DECODE))
         return launches
 
-    def run_on(self, world: VirtualWorld, until_s: float) -> RunAhead | None:
-        """Goes on as turns of the loop would while launches end before `until_s`, and no event may come before: in a
+    def run_on(self, world: VirtualWorld, until_s: Callable[[], float]) -> RunAhead | None:
+        """Goes on as turns of the loop would while launches end before what `until_s` says, as no event comes: in a
         stretch of decode (stretch_run.py), or while nothing waits (steady_run.py). Nobody else is told of the tokens.
         """
         stretch, policy = self._stretch, self._goes_on
         if stretch is not None and policy is not None:
-            return self._run_stretch(stretch, policy, world, until_s) if stretch.landed_s is None else None
-        asked, decoding = self._policy, len([queue for queue in self._queues.values() if queue.running])
-        begins_stretch = policy is not None and decoding < 2 and not self._batches
-        sees_batches_only = isinstance(asked, BatchPolicy) and asked.sees_batches_only
-        if begins_stretch or self._first_tokens.holds_any or not sees_batches_only:
+            return self._run_stretch(stretch, policy, world, until_s()) if stretch.landed_s is None else None
+        if not self._sees_batches_only or self._first_tokens.holds_any:
             return None
-        ahead = self._steady.run(asked, world, until_s)
+        if policy is not None and not self._batches and len([q for q in self._queues.values() if q.running]) < 2:
+            return None  # a stretch begins
+        ahead = self._steady.run(self._policy, world, until_s())
         if ahead is not None:
             self._note_ahead(ahead)
         return ahead
@@ -263,6 +262,7 @@ class Scheduler:
     def _take_policy(self, policy: DispatchPolicy) -> None:
         self._policy = policy
         may_go_on = self._settings.decode_stretches
+        self._sees_batches_only = isinstance(policy, BatchPolicy) and policy.sees_batches_only
         self._goes_on = policy if may_go_on and isinstance(policy, StretchPolicy) else None
         self._look.take_policy(policy)
         self._first_tokens.may_hold = policy.target_aware
