@@ -7,7 +7,6 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason, SampledToken, Slo, TokenEvent
 from pdmux_actor.scheduling.batching import PrefillBatch, PrefillBatches
-from pdmux_actor.scheduling.decode_outlook import steps_s
 from pdmux_actor.scheduling.launch import DropPrefill, Lane
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -103,7 +102,7 @@ class FirstTokens:
         rest_s = max(0.0, decode.ends_s - now_s) if decode.busy else 0.0
         sms = decode.sms or self._lanes.partition.decode_sms or self._lanes.total_sms
         decoding = [queue for queue in self._queues.values() if queue.running]
-        cycle_s = steps_s(self._predictor.decode_outlooks(decoding), sms)
+        cycle_s = self._predictor.decode_steps_s(decoding, sms)
         if self._batches or any(queue.waiting or queue.partial for queue in self._queues.values()):
             cycle_s = max(cycle_s, tbt_s)
         return now_s + rest_s + cycle_s

@@ -136,6 +136,13 @@ class LatencyPredictor:
         """Predicts the next step of each of the models, all sequences of which decode."""
         return [self.decode_outlook(q.model, q.info.spec, q.context_tokens) for q in queues]
 
+    def decode_steps_s(self, queues: Iterable[ModelQueue], sms: int) -> float:
+        """Sums the next steps of the models, one after the other and alone: what decides at every step."""
+        total_s = 0.0
+        for queue in queues:
+            total_s += self.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s(sms)
+        return total_s
+
     def known_decode_shares(self, model: str, batch: int) -> Set[int]:
         """Shares on which steps of about this batch were measured, without a prefill beside them."""
         return self._scales.known_shares(model, DECODE, batch)

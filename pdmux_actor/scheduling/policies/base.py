@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from pdmux_actor.scheduling.batching import PrefillBatch, next_for_prefill
-from pdmux_actor.scheduling.decode_outlook import steps_s
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaneState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
@@ -178,7 +177,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
             return False
         if any(queue.waiting and not queue.waiting[0].gives_way for queue in self.queues.values()):
             return True
-        cycle_s = steps_s(self.predictor.decode_outlooks(self.decoding()), self.total_sms)
+        cycle_s = self.predictor.decode_steps_s(self.decoding(), self.total_sms)
         target_s = min([head.tbt_s, *[queue.tightest_tbt_s for queue in self.decoding()]])
         return cycle_s > _BACKGROUND_SHARE_OF_TBT * target_s
 

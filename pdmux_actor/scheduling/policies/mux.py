@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
-from pdmux_actor.scheduling.decode_outlook import steps_s
 from pdmux_actor.scheduling.partition import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near, may_add_decode
@@ -61,7 +60,7 @@ class ShareAlone(msgspec.Struct, kw_only=True, gc=False):
         for known, queue in zip(self.known, decoding, strict=True):
             if known is not predictor.known_decode_shares(queue.model, len(queue.running)):
                 return None
-        cycle_s = self.gain * steps_s(predictor.decode_outlooks(decoding), self.sms)
+        cycle_s = self.gain * predictor.decode_steps_s(decoding, self.sms)
         return cycle_s if is_near(cycle_s, self.cycle_s) else None
 
 
