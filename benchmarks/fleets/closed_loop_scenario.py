@@ -28,7 +28,7 @@ _WAVES = 8  # steps of a day
 class Setting:
     """A fleet and what it is asked. `prompt_tokens`, `output_tokens`: means of lognormal and geometric lengths. Units
     take `slowdowns` times what their device's figures say; where there are any, demand is as planned all the time. With
-    `hot_per_s` all models are asked alike at first, and then the first one so much. `shapes` are the models', by turns.
+    `hot_per_s` all models are asked alike at first, and then the last one so much. `shapes` are the models', by turns.
     """
 
     name: str
@@ -140,7 +140,7 @@ def phases(setting: Setting) -> list[Phase]:
         ]
     if setting.hot_per_s is not None:
         alike = dict.fromkeys(setting.models, setting.rate_per_s / len(setting.models))
-        hot, half_s = {setting.models[0]: setting.hot_per_s}, setting.phase_s / 2
+        hot, half_s = {setting.models[-1]: setting.hot_per_s}, setting.phase_s / 2
         return [
             Phase(name="as planned", start_s=0.0, span_s=half_s, rates=alike),
             Phase(name="one starves", start_s=half_s, span_s=1.5 * setting.phase_s, rates=alike | hot),
