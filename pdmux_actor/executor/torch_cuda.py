@@ -333,12 +333,12 @@ class TorchCudaExecutor:
                 enqueue = self.runner(number).prepare(launch, sms, stream, first_sm=first_sm)
                 started_s = self.now()
                 read, event = enqueue(), self._lanes.record(stream)
-        except torch.AcceleratorError:
-            raise  # the device is lost, and with it this process
         except Exception as error:
             # Out of memory, or a batch that cannot be: the lane serves other models and sequences.
             _LOG.exception("a launch of model %s failed", launch.model)
-            stream.synchronize()  # what it had enqueued still reads the lane's staged inputs
+            # What it had enqueued still reads the lane's staged inputs. Where the device is lost, this raises, and the
+            # process ends.
+            stream.synchronize()
             self._failed.append(
                 LaunchCompletion(
                     launch=launch,
