@@ -72,6 +72,9 @@ class HostLanes:
     def free_memory_bytes(self) -> int:
         return 1 << 40
 
+    def give_back(self) -> None:
+        pass
+
     def copying(self) -> AbstractContextManager[object]:
         return nullcontext()
 

@@ -127,6 +127,7 @@ class TorchCudaExecutor:
 
     def resize_pool(self, total_blocks: int) -> int:
         self._pool = self._pool[:0].clone()  # before the new one is made: there is room for one
+        self._lanes.give_back()  # of what a smaller pool left of the larger one's stretch models would have nothing
         self.total_blocks = min(total_blocks, self._free_bytes() // self.block_bytes)
         self._pool = self._new_pool()
         return self.total_blocks

@@ -36,6 +36,10 @@ class LaneDevice(Protocol):
         """Returns what can be had, torch's own reserves included."""
         ...
 
+    def give_back(self) -> None:
+        """Gives memory that torch keeps in reserve back to the device. May wait for all lanes."""
+        ...
+
     def copying(self) -> AbstractContextManager[object]:
         """Makes a stream current that only copies: after what the default one holds, beside the lanes. At its end all
         is done.
@@ -81,6 +85,9 @@ class CudaLanes:
         # Parts of blocks whose other parts are in use cannot be given back.
         free_bytes: int = torch.cuda.mem_get_info(self.device)[0]
         return free_bytes + kept - held.get("inactive_split_bytes.all.current", 0)
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
 
     @contextmanager
     def copying(self) -> Iterator[None]:

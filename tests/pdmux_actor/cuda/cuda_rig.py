@@ -59,6 +59,7 @@ class CpuLanes:
         self.used: list[NoStream] = []
         self.pinned: list[int] = []
         self.num_copies = 0
+        self.num_given_back = 0
 
     def on(self, stream: NoStream, sms: int) -> AbstractContextManager[object]:
         self.used.append(stream)
@@ -72,6 +73,9 @@ class CpuLanes:
 
     def free_memory_bytes(self) -> int:
         return 1 << 34
+
+    def give_back(self) -> None:
+        self.num_given_back += 1
 
     def copying(self) -> AbstractContextManager[object]:
         self.num_copies += 1

@@ -26,6 +26,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("constrained_rows.py", "apply", "to"): "from pinned memory, without a wait",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
     ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
+    ("lane_device.py", "give_back", "empty_cache"): "when the pool changes its size, before any model is there",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",
     ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
     ("told_products.py", "products_gain_on_partition", "synchronize"): "measures the device, at start",

@@ -342,3 +342,20 @@ def ran_kernels(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     monkeypatch.setattr(InterpretedFunction, "__getitem__", noted)
     return names
+
+
+def test_resize_pool__smaller__what_is_left_of_the_larger_one_goes_back_before_memory_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch cuts a smaller pool out of the larger one's stretch, and counts the rest of it as nobody's."""
+    rig = make_cuda_rig()
+    lanes, had = rig.executor._lanes, rig.executor.total_blocks
+    order: list[tuple[str, int]] = []
+    monkeypatch.setattr(lanes, "give_back", lambda: order.append(("given back", len(rig.executor._pool))))
+    free_bytes = lanes.free_memory_bytes
+    monkeypatch.setattr(lanes, "free_memory_bytes", lambda: order.append(("counted", 0)) or free_bytes())
+
+    assert rig.executor.resize_pool(had // 2) == had // 2
+
+    assert order[:2] == [("given back", 0), ("counted", 0)]
+    assert len(rig.executor._pool) == had // 2
