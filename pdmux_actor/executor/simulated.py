@@ -225,8 +225,7 @@ class SimulatedExecutor:
         self._progress(now_s)
         if not reached and (next_end_s is None or now_s < next_end_s):
             return ()
-        ended = [lane for lane in sorted(self._lanes) if self._lanes[lane].remaining_s <= ROUNDING_S]
-        done = [self._complete(lane, now_s) for lane in ended]
+        done = [self._complete(lane, now_s) for lane in sorted(self._lanes) if self._is_done(lane)]
         if done:
             self._changed()
         return done
@@ -289,6 +288,9 @@ class SimulatedExecutor:
             for work in self._lanes.values():
                 work.remaining_s -= elapsed_s * work.rate
             self._updated_s = now_s
+
+    def _is_done(self, lane: int) -> bool:
+        return self._lanes[lane].remaining_s <= ROUNDING_S
 
     def _complete(self, lane: int, now_s: float) -> LaunchCompletion:
         work = self._lanes.pop(lane)
