@@ -16,16 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pdmux_actor.executor.cuda.capture_plan import captures_beside_decode, likely_captures
+from pdmux_actor.executor.cuda.capture_plan import likely_captures
 from pdmux_actor.executor.cuda.cuda_device import check_pool
-from pdmux_actor.executor.cuda.cuda_model import CudaModel
-from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
-from pdmux_actor.executor.cuda.graph_key import LAYERS
+from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
 from pdmux_actor.executor.cuda.lane_arenas import LaneArenas, arena_facts
 from pdmux_actor.executor.cuda.lane_device import Event, LaneDevice
 from pdmux_actor.executor.cuda.lane_rates import partition_rate
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
-from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.cuda.warm_up import prompt_sizes, warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
@@ -80,7 +78,7 @@ class TorchCudaExecutor:
         default_dtype: str | None = None,
         lanes: LaneDevice,
         device: DeviceSpec,
-        graphs: LaunchGraphs,
+        graphs: DecodeGraphs,
         captures_ahead: bool = True,
         paged_flash: PagedFlash | None = None,
         launch_limits: LaunchLimits = DEFAULT_LIMITS,
@@ -88,11 +86,11 @@ class TorchCudaExecutor:
         share: RankShare = WHOLE,
         make_runner: MakeCudaRunner = lone_cuda_runner,
     ) -> None:
-        """`captures_ahead`: decode steps of `launch_limits`, and layers of short prompts, are captured when a model is
-        attached, which takes seconds; at once if it is the only one, so that it is ready with them, else, and layers on
-        shares of the SMs, whenever no launch is in flight. A model needs room for launches of `launch_limits` beside
-        its weights. `paged_flash` is used where it takes blocks. `chosen`: what was, for people. `share` is what it
-        loads of each model; `make_runner` gives each lane what enqueues its launches.
+        """`captures_ahead`: the decode steps of `launch_limits` on every partition are captured when a model is
+        attached, which takes seconds; at once if it is the only one, so that it is ready with them, else whenever no
+        launch is in flight. A model needs room for launches of `launch_limits` beside its weights. `paged_flash` is
+        used where it takes blocks. `chosen`: what was, for people. `share` is what it loads of each model;
+        `make_runner` gives each lane what enqueues its launches.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
@@ -150,8 +148,9 @@ class TorchCudaExecutor:
                 launch_limits=self._launch_limits,
                 share=self._share,
             )
-            prompts, num_sms = prompt_sizes(self._warmed_tokens), self.device.num_sms
-            warm_up(loaded, self.block_bytes, self.torch_device, num_sms, workspace=self.workspace, prompts=prompts)
+            prompts = prompt_sizes(self._warmed_tokens)
+            device, num_sms = self._lanes.device, self.device.num_sms
+            warm_up(loaded, self.block_bytes, device, num_sms, workspace=self.workspace, prompts=prompts)
         self.hold(loaded)
         return loaded.info
 
@@ -164,25 +163,22 @@ class TorchCudaExecutor:
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         loaded = self._loaded[info.model]
-        most_sequences = self._launch_limits.sequences
         self._attached[info.model] = CudaModel.of(
             loaded,
             row_table,
             self._pool,
             workspace=self.workspace,
-            most_sequences=most_sequences,
+            most_sequences=self._launch_limits.sequences,
             flash=self._paged_flash,
-            device_spec=self.device,
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there
         self._lanes.settle()
         self._serve_models()
-        self._graphs.memory_came_free()  # loading takes more than a loaded model
         if self._captures_ahead:
-            self._graphs.plan(likely_captures(info, self._lanes.streams, self.device, most_sequences))
+            most_sequences = self._launch_limits.sequences
+            self._graphs.plan(likely_captures(info.model, self._lanes.streams, self.device, most_sequences))
             while len(self._attached) == 1 and self._capture_planned():
                 pass
-            self._graphs.plan(captures_beside_decode(info, self._lanes.streams, self.device))
 
     def _capture_planned(self) -> bool:
         """One of the captures that wait. Returns whether there was one."""
@@ -190,9 +186,8 @@ class TorchCudaExecutor:
         planned = self._graphs.next_planned()
         if planned is None:
             return False
-        lane = PREFILL_LANE if planned.key.part == LAYERS else FIRST_DECODE_LANE
-        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.sms):
-            self._runners[lane].capture(planned.key, planned.stream)
+        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.decode_sms):
+            self._runners[FIRST_DECODE_LANE].capture(planned.key, planned.stream)
         return True
 
     def detach_model(self, model: str) -> None:
@@ -203,7 +198,6 @@ class TorchCudaExecutor:
         for runner in self._runners.values():
             runner.forget_model(model)
         self._serve_models()
-        self._graphs.memory_came_free()
 
     def _serve_models(self) -> None:
         """Beside other models, arenas are resized before each lane's next launch, on its stream."""
@@ -282,7 +276,7 @@ class TorchCudaExecutor:
 
     @property
     def graph_facts(self) -> Mapping[str, float]:
-        """Returns `LaunchGraphs.facts` and the share of the memory that they hold."""
+        """Returns `DecodeGraphs.facts` and the share of the memory that they hold."""
         held = self._graphs.facts()
         return {**held, "graph_memory_share": held["graph_bytes"] / self.device.memory_bytes}
 
@@ -346,8 +340,14 @@ class TorchCudaExecutor:
             # What it had enqueued still reads the lane's staged inputs. Where the device is lost, this raises, and the
             # process ends.
             stream.synchronize()
-            reason, now_s = f"{type(error).__name__}: {error}", self.now()
-            self._failed.append(LaunchCompletion(launch=launch, started_s=started_s, finished_s=now_s, error=reason))
+            self._failed.append(
+                LaunchCompletion(
+                    launch=launch,
+                    started_s=started_s,
+                    finished_s=self.now(),
+                    error=f"{type(error).__name__}: {error}",
+                )
+            )
             return
         self._in_flight[number] = _InFlight(launch=launch, started_s=started_s, read=read, event=event)
 

@@ -1,15 +1,13 @@
 """The CUDA executor on the CPU: Triton's interpreter computes, a stream is nothing, a captured step is run again."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from cpu_rig import NAN_BYTE, CpuRig
 
-from pdmux_actor.executor.cuda.graph_key import Step
+from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, Step
 from pdmux_actor.executor.cuda.lane_device import Event
-from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
@@ -91,20 +89,19 @@ class CpuLanes:
 
 
 class RerunCapture:
-    """As capturing does, it runs the steps once; `graph_bytes` is what each takes, `fails` what a capture raises."""
+    """As capturing does, it runs the step once; `graph_bytes` is what each takes, `fails` what a capture raises."""
 
-    def __init__(self, graph_bytes: int, fails: Exception | None = None) -> None:
+    def __init__(self, graph_bytes: int, fails: RuntimeError | None = None) -> None:
         self.graph_bytes = graph_bytes
         self.fails = fails
         self.count = 0
 
-    def __call__(self, steps: Sequence[Step], stream: NoStream) -> tuple[Sequence[Step], int]:
+    def __call__(self, step: Step, stream: NoStream) -> tuple[Step, int]:
         self.count += 1
-        for step in steps:
-            step()
+        step()
         if self.fails is not None:
             raise self.fails
-        return tuple(steps), self.graph_bytes
+        return step, self.graph_bytes
 
     def shared_bytes(self) -> int:
         return 0
@@ -117,19 +114,17 @@ def make_cuda_rig(
     *,
     budget_bytes: int = 1 << 30,
     graph_bytes: int = 1 << 20,
-    capture_fails: Exception | None = None,
+    capture_fails: RuntimeError | None = None,
     captures_ahead: bool = False,
     launch_limits: LaunchLimits = DEFAULT_LIMITS,
     paged_flash: PagedFlash | None = None,
-    captures_prompts: bool = False,
 ) -> CpuRig:
-    """Without `captures_prompts` the device computes so slowly that no prompt is worth a graph."""
     executor = TorchCudaExecutor(
         kv_pool_bytes=KV_POOL_BYTES,
         block_bytes=BLOCK_BYTES,
         lanes=CpuLanes(),
-        device=replace(H200, num_sms=NUM_SMS, peak_flops_per_s=H200.peak_flops_per_s if captures_prompts else 1.0),
-        graphs=LaunchGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
+        device=replace(H200, num_sms=NUM_SMS),
+        graphs=DecodeGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
         captures_ahead=captures_ahead,
         paged_flash=paged_flash,
         launch_limits=launch_limits,

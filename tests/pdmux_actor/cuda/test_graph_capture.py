@@ -6,9 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
-from pdmux_actor.executor.cuda.graph_key import GraphKey
-from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
+from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs, GraphKey
 
 GRAPH_BYTES = 7
 MODEL_BYTES = 1000
@@ -44,9 +42,6 @@ class RecordingCuda:
 
     def mem_get_info(self) -> tuple[int, int]:
         return self.free_bytes, 1 << 21
-
-    def empty_cache(self) -> None:
-        self.calls.append("empty_cache")
 
     def memory_reserved(self) -> int:
         return self.reserved_bytes
@@ -96,7 +91,7 @@ def stream_of(cuda: RecordingCuda) -> SimpleNamespace:
 def test_capture__step__is_run_and_waited_for_before_and_disturbs_no_other_thread(cuda: RecordingCuda) -> None:
     capture = CudaGraphCapture(cuda)
 
-    (replay,), own_bytes = capture([lambda: cuda.calls.append("step")], stream_of(cuda))
+    replay, own_bytes = capture(lambda: cuda.calls.append("step"), stream_of(cuda))
     replay()
 
     warm_up, captured = ["on", "step", "off", "synchronize"], ["on", "begin (0, 1) thread_local", "step", "end", "off"]
@@ -115,20 +110,20 @@ def test_capture__step_fails__leaves_the_stream_able_to_launch(cuda: RecordingCu
             raise error
 
     with pytest.raises(type(error)):
-        CudaGraphCapture(cuda)([step], stream_of(cuda))
+        CudaGraphCapture(cuda)(step, stream_of(cuda))
 
     assert cuda.calls[-1] == "end"
 
 
-def captures(graphs: LaunchGraphs, cuda: RecordingCuda, model: str) -> bool:
+def captures(graphs: DecodeGraphs, cuda: RecordingCuda, model: str) -> bool:
     """Whether a step of `model` was captured."""
-    key = GraphKey(model=model, bucket=1, sms=16, part="greedy")
-    graphs.capture(key, [lambda: cuda.calls.append("step")], stream_of(cuda))
+    key = GraphKey(model=model, bucket=1, decode_sms=16, part="greedy")
+    graphs.capture(key, lambda: cuda.calls.append("step"), stream_of(cuda))
     return graphs.num_failed == 0
 
 
 def test_graphs__last_model_left_and_another_came__are_captured_again(cuda: RecordingCuda) -> None:
-    graphs = LaunchGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
+    graphs = DecodeGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
     assert captures(graphs, cuda, "first")
     assert captures(graphs, cuda, "second")
     graphs.forget_model("first")
@@ -147,7 +142,7 @@ def test_graphs__last_model_left_and_another_came__are_captured_again(cuda: Reco
 def test_graphs__one_capture_broke_off__the_next_shape_is_captured(
     cuda: RecordingCuda, ends_broken_captures: bool
 ) -> None:
-    graphs = LaunchGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
+    graphs = DecodeGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
     cuda.ends_broken_captures = ends_broken_captures
     calls = []
 
@@ -156,43 +151,9 @@ def test_graphs__one_capture_broke_off__the_next_shape_is_captured(
         if len(calls) == 2:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    key = GraphKey(model="m", bucket=1, sms=16, part="greedy")
-    graphs.capture(key, [step_that_breaks], stream_of(cuda))
-    assert graphs.find(key) is None
+    key = GraphKey(model="m", bucket=1, decode_sms=16, part="greedy")
+    graphs.capture(key, step_that_breaks, stream_of(cuda))
+    assert graphs.step(key, step_that_breaks) is step_that_breaks
 
     assert captures(graphs, cuda, "other model") is False  # the broken one is still counted
     assert (len(graphs), graphs.num_failed) == (1, 1)
-
-
-def test_capture__several_steps__each_is_a_graph_of_its_own(cuda: RecordingCuda) -> None:
-    steps = [lambda: cuda.calls.append("first"), lambda: cuda.calls.append("second")]
-
-    replays, own_bytes = CudaGraphCapture(cuda)(steps, stream_of(cuda))
-
-    begin = "begin (0, 1) thread_local"
-    warm_up = ["on", "first", "second", "off", "synchronize"]
-    assert cuda.calls == [*warm_up, "on", begin, "first", "end", begin, "second", "end", "off"]
-    assert (len(replays), own_bytes) == (2, 2 * GRAPH_BYTES)
-
-
-@pytest.mark.parametrize("fails_again", [False, True])
-def test_capture__no_memory__what_torch_holds_in_reserve_is_given_back_and_it_is_tried_once_more(
-    cuda: RecordingCuda, fails_again: bool
-) -> None:
-    runs: list[int] = []
-
-    def step() -> None:
-        runs.append(1)
-        if len(runs) == 2 or (fails_again and len(runs) > 2):  # the first one is not captured
-            raise RuntimeError("CUDA out of memory. Tried to allocate 32.00 MiB.")
-
-    capture, stream = CudaGraphCapture(cuda), stream_of(cuda)
-    if fails_again:
-        with pytest.raises(RuntimeError, match="out of memory"):
-            capture([step], stream)
-    else:
-        assert len(capture([step], stream)[0]) == 1
-
-    assert cuda.calls.count("empty_cache") == 1
-    assert cuda.calls.index("empty_cache") > cuda.calls.index("end")  # not within a capture
-    assert len(runs) == 3
