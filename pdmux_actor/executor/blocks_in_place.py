@@ -8,7 +8,8 @@ from pdmux_actor.executor.kv_storage import KvView
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled.kernels import CpuKernels
-from pdmux_actor.models.compiled.panel_linear import PanelKernels
+from pdmux_actor.models.compiled.panel_kernels import PanelKernels
+from pdmux_actor.models.compiled.pointers import pointer_of
 
 
 class BlocksInPlace:
@@ -77,7 +78,7 @@ class BlocksInPlace:
             head_dim**-0.5 if traits.scale is None else traits.scale,
             traits.window_tokens or 0,
             traits.softcap or 0.0,
-            None if sinks is None else sinks.data_ptr(),
+            pointer_of(sinks),
             attended[group.first :].data_ptr(),
         )
 

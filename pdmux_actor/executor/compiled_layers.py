@@ -12,7 +12,9 @@ from torch import Tensor
 from pdmux_actor.executor.kv_storage import KvView
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch
 from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
-from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear
+from pdmux_actor.models.compiled.panel_kernels import PanelKernels
+from pdmux_actor.models.compiled.panel_linear import PanelLinear
+from pdmux_actor.models.compiled.pointers import pointer_of
 from pdmux_actor.models.decoder import Decoder, LayerWeights
 from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.linear import Projection
@@ -137,13 +139,13 @@ def _pointers(layer: LayerWeights, window_tokens: int | None, sinks: Tensor | No
     return LayerPointers(
         *(layer.input_norm.data_ptr(), *of_heads, layer.post_attention_norm.data_ptr()),
         *(_of_product(product) for product in (layer.qkv, layer.output, mlp.gate_up, mlp.down)),
-        *(None if sinks is None else sinks.data_ptr(), window_tokens or 0),
+        *(pointer_of(sinks), window_tokens or 0),
     )
 
 
 def _of_product(product: Projection) -> ProductPointers:
     assert isinstance(product, PanelLinear | CompiledInt8Linear), "`serve` was asked"
-    return ProductPointers(*product.pointers, None if product.bias is None else product.bias.data_ptr())
+    return ProductPointers(*product.pointers, pointer_of(product.bias))
 
 
 def _groups(decodes: Sequence[DecodeGroup]) -> "ctypes.Array[GroupFields]":

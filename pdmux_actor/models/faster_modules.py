@@ -92,6 +92,4 @@ def _packed(linear: nn.Linear, embedding: Tensor, kernels: CompiledKernels) -> P
     weight, bias = linear.weight.data, None if linear.bias is None else linear.bias.data
     if linear.weight is embedding:
         return PackedLinear(Linear(embedding, bias, packed=False))
-    if kernels.panels is not None and kernels.panels.serve(weight):
-        return PackedLinear(PanelLinear.of(kernels.panels, weight, bias))
-    return PackedLinear(Linear(weight, bias))
+    return PackedLinear(kernels.in_panels(weight, bias) or Linear(weight, bias))

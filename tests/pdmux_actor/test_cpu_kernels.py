@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from drawn_tensors import drawn
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,10 +40,6 @@ def kernels() -> CpuKernels:
     if made is None:
         pytest.skip("no compiler here, or a CPU that the kernels are not for")
     return made
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 8, 13, 100])

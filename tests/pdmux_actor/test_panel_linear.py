@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt, outputs
+from drawn_tensors import drawn
 from torch import Tensor
 from torch.nn import functional
 
 from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.compiled.library import cached_folder
-from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear, panels_of, rows_of
+from pdmux_actor.models.compiled.panel_kernels import PanelKernels
+from pdmux_actor.models.compiled.panel_linear import PanelLinear, panels_of, rows_of
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 
@@ -21,30 +23,18 @@ TOKENS = [1, 2, 5, 6, 7, 13, 100]
 TOLERANCE = 1 / 128  # half of bfloat16's last place, and what sums add
 
 
-@pytest.fixture(scope="module")
-def kernels() -> PanelKernels:
-    made = PanelKernels.compiled_into(cached_folder())
-    if made is None:
-        pytest.skip("no compiler here, or a CPU that the kernels are not for")
-    return made
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
-
-
 @pytest.mark.parametrize("num_tokens", TOKENS)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_product__any_shape__near_the_exact_one(
-    kernels: PanelKernels, rows: int, columns: int, num_tokens: int
+    panel_kernels: PanelKernels, rows: int, columns: int, num_tokens: int
 ) -> None:
     weight, bias = drawn(rows, columns) / 8, drawn(rows, seed=3)
     inputs, addend = drawn(num_tokens, columns, seed=1), drawn(num_tokens, rows, seed=2)
     exact = functional.linear(inputs.double(), weight.double())
     near = {"rtol": TOLERANCE, "atol": TOLERANCE * float(exact.abs().max())}
 
-    product = PanelLinear.of(kernels, weight)(inputs)
-    total = PanelLinear.of(kernels, weight, bias).plus(inputs, addend)
+    product = PanelLinear.of(panel_kernels, weight)(inputs)
+    total = PanelLinear.of(panel_kernels, weight, bias).plus(inputs, addend)
 
     torch.testing.assert_close(product.double(), exact, **near)
     torch.testing.assert_close(total.double(), exact + bias.double() + addend.double(), **near)
@@ -52,9 +42,9 @@ def test_product__any_shape__near_the_exact_one(
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_product__a_token_in_any_batch_on_any_threads__has_the_same_bits(
-    kernels: PanelKernels, num_threads: int
+    panel_kernels: PanelKernels, num_threads: int
 ) -> None:
-    linear, inputs = PanelLinear.of(kernels, drawn(112, 320)), drawn(61, 320, seed=1)
+    linear, inputs = PanelLinear.of(panel_kernels, drawn(112, 320)), drawn(61, 320, seed=1)
     together, before = linear(inputs), torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -65,17 +55,17 @@ def test_product__a_token_in_any_batch_on_any_threads__has_the_same_bits(
         torch.set_num_threads(before)
 
 
-def test_panels__rows_read_again__are_the_weights(kernels: PanelKernels) -> None:
+def test_panels__rows_read_again__are_the_weights(panel_kernels: PanelKernels) -> None:
     weight = drawn(48, 30)
-    linear = PanelLinear.of(kernels, weight)
+    linear = PanelLinear.of(panel_kernels, weight)
 
     assert torch.equal(linear.weight, weight)
     assert torch.equal(rows_of(panels_of(weight), torch.tensor([47, 0, 17])), weight[[47, 0, 17]])
     assert torch.equal(linear.rows(torch.tensor([5])), weight[[5]].float())
 
 
-def test_linear__copied_or_repacked__holds_tensors_of_its_own_of_the_same_sizes(kernels: PanelKernels) -> None:
-    linear, inputs = PanelLinear.of(kernels, drawn(64, 96), drawn(64, seed=2)), drawn(5, 96, seed=1)
+def test_linear__copied_or_repacked__holds_tensors_of_its_own_of_the_same_sizes(panel_kernels: PanelKernels) -> None:
+    linear, inputs = PanelLinear.of(panel_kernels, drawn(64, 96), drawn(64, seed=2)), drawn(5, 96, seed=1)
     expected, sizes = linear(inputs), []
 
     def of_tensor(tensor: Tensor) -> Tensor:
@@ -90,8 +80,8 @@ def test_linear__copied_or_repacked__holds_tensors_of_its_own_of_the_same_sizes(
 
 
 @pytest.mark.parametrize("weight", [drawn(24, 64), drawn(32, 63), drawn(32, 64).float()])
-def test_kernels__other_weights__are_onednns(kernels: PanelKernels, weight: Tensor) -> None:
-    assert isinstance(CompiledKernels(panels=kernels).dense(weight), Linear)
+def test_kernels__other_weights__are_onednns(panel_kernels: PanelKernels, weight: Tensor) -> None:
+    assert isinstance(CompiledKernels(panels=panel_kernels).dense(weight), Linear)
 
 
 SHAPE: Mapping[str, int] = {
@@ -106,10 +96,10 @@ SHAPE: Mapping[str, int] = {
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_embedding__tied__is_the_heads_panels_and_nothing_else(
-    kernels: PanelKernels, tmp_path: Path, *, is_tied: bool
+    panel_kernels: PanelKernels, tmp_path: Path, *, is_tied: bool
 ) -> None:
     write_random_checkpoint(tmp_path, CheckpointShape(model_type="qwen3", tie_word_embeddings=is_tied, **SHAPE), seed=1)
-    compiled = CompiledKernels(bfloat16=CpuKernels.compiled_into(cached_folder()), panels=kernels)
+    compiled = CompiledKernels(bfloat16=CpuKernels.compiled_into(cached_folder()), panels=panel_kernels)
     rig = CpuRig()
     try:
         rig.executor._kernels = compiled

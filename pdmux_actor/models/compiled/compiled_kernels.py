@@ -8,7 +8,8 @@ from torch import Tensor
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.compiled.int8_linear import Int8Kernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
-from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear, panels_of
+from pdmux_actor.models.compiled.panel_kernels import PanelKernels
+from pdmux_actor.models.compiled.panel_linear import PanelLinear, panels_of
 from pdmux_actor.models.linear import Linear
 from profiler.specs import ModelSpec
 
@@ -38,13 +39,17 @@ class CompiledKernels:
         """Returns `bfloat16` if they are for the attention of such a model."""
         return self.bfloat16 if self.bfloat16 is not None and self.bfloat16.attend(spec) else None
 
+    def in_panels(self, weight: Tensor, bias: Tensor | None = None) -> PanelLinear | None:
+        """Makes a projection by panels, where those serve the weight."""
+        if self.panels is None or not self.panels.serve(weight):
+            return None
+        return PanelLinear.of(self.panels, weight, bias)
+
     def dense(self, weight: Tensor, bias: Tensor | None = None) -> Linear | CompiledLinear | PanelLinear:
         """Makes a projection of a weight of the activations' dtype, by what is fastest here."""
-        if self.panels is not None and self.panels.serve(weight):
-            return PanelLinear.of(self.panels, weight, bias)
-        if self.bfloat16 is not None and self.bfloat16.multiply and self.bfloat16.multiplies(weight):
-            return CompiledLinear(self.bfloat16, weight, bias)
-        return Linear(weight, bias)
+        if (in_panels := self.in_panels(weight, bias)) is not None:
+            return in_panels
+        return self._widening(weight, bias) or Linear(weight, bias)
 
     def laid(self, embedding: Tensor, spec: ModelSpec) -> Tensor:
         """Returns a tied embedding as `tied` and CompiledOperators read it best: in panels, or as it is."""
@@ -56,9 +61,12 @@ class CompiledKernels:
         if embedding.dim() > 2:
             assert self.panels is not None, "nothing else lays panels"
             return PanelLinear(self.panels, embedding)
-        if self.bfloat16 is not None and self.bfloat16.multiply and self.bfloat16.multiplies(embedding):
-            return CompiledLinear(self.bfloat16, embedding)
-        return Linear(embedding, packed=False)
+        return self._widening(embedding) or Linear(embedding, packed=False)
+
+    def _widening(self, weight: Tensor, bias: Tensor | None = None) -> CompiledLinear | None:
+        if self.bfloat16 is None or not (self.bfloat16.multiply and self.bfloat16.multiplies(weight)):
+            return None
+        return CompiledLinear(self.bfloat16, weight, bias)
 
 
 BY_TORCH = CompiledKernels()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.models.compiled.library import INT8_KERNELS, compiled_library
+from pdmux_actor.models.compiled.pointers import pointer_of
 from pdmux_actor.models.quantised_weight import QuantisedWeight
 
 _PANEL_ROWS = 16
@@ -108,8 +109,8 @@ class CompiledInt8Linear:
             inputs.data_ptr(),
             tokens,
             self._is_float,
-            None if self.bias is None else self.bias.data_ptr(),
-            None if addend is None else addend.data_ptr(),
+            pointer_of(self.bias),
+            pointer_of(addend),
             product.data_ptr(),
         )
         return product

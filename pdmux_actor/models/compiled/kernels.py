@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.models.compiled.library import BFLOAT16_KERNELS, compiled_library, multiply_best
+from pdmux_actor.models.compiled.pointers import pointer_of
 from profiler.specs import ModelSpec
 
 _LANES = 32  # numbers that are widened at once: a width must be divisible by it
@@ -101,7 +102,7 @@ class CpuKernels:
             None if is_float else inputs.data_ptr(),
             inputs.data_ptr() if is_float else None,
             tokens,
-            None if bias is None else bias.data_ptr(),
+            pointer_of(bias),
             None if addend is None else addend.contiguous().data_ptr(),
             None if is_float else product.data_ptr(),
             product.data_ptr() if is_float else None,
@@ -117,7 +118,7 @@ class CpuKernels:
         widened = torch.empty(tokens * columns, dtype=torch.float32)
         self._mxfp4_linear(
             *(blocks.data_ptr(), exponents.data_ptr(), len(blocks), columns, inputs.data_ptr(), tokens),
-            *(None if bias is None else bias.data_ptr(), product.data_ptr(), widened.data_ptr()),
+            *(pointer_of(bias), product.data_ptr(), widened.data_ptr()),
         )
         return product
 
