@@ -21,14 +21,16 @@ else:
     settings.register_profile("muxfleet", settings.get_profile("search"), derandomize=True)
     settings.load_profile("muxfleet")
 
-# They hold no doctests, and pytest, which looks for some, would import all of them under one name.
-collect_ignore_glob = ["*conftest.py"]
-
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """tests/k8s needs packages and tools that only `make test-k8s` installs."""
+    """Tests stand in files of their own. Others of this folder hold no doctests either: pytest, which looks for some,
+    would import what only some runs have packages for. tests/k8s needs packages and tools that only `make test-k8s`
+    installs.
+    """
     is_asked_for = "k8s" in (config.getoption("markexpr") or "")
-    return True if collection_path.name == "k8s" and not is_asked_for else None
+    of_others = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    left_out = of_others or (collection_path.name == "k8s" and not is_asked_for)
+    return True if left_out else None
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks

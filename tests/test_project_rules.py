@@ -196,6 +196,13 @@ def test_doctests__any_product_file__are_collected() -> None:
     assert not missed, f"add to testpaths in pyproject.toml: {missed}"
 
 
+def test_doctests__what_tests_share__holds_none() -> None:
+    """tests/conftest.py keeps pytest from these files: it would import what only some runs have packages for."""
+    shared = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_")]
+    assert shared
+    assert not [relative(path) for path in shared if re.search(r"^\s*>>> ", path.read_text(), re.MULTILINE)]
+
+
 def test_pickle__any_module__is_not_imported() -> None:
     found = [
         f"{relative(path)}:{node.lineno}"
