@@ -67,12 +67,12 @@ class Plan:
         if unknown := set(wanted) - set(WORK):
             raise SystemExit(f"--work {','.join(sorted(unknown))}: unknown; name some of {','.join(WORK)}")
         chat, mix = (
-            ((0.5, 1.0, 2.0), (0.2, 0.4)) if args.quick else ((0.5, 1, 1.4, 2, 2.8, 4, 5.6), (0.1, 0.2, 0.3, 0.4, 0.6))
+            ((0.5, 1.0, 2.0), (0.2, 0.4)) if args.quick else ((0.25, 0.5, 1, 1.4, 2, 2.8, 4, 5.6), (0.1, 0.2, 0.4, 0.6, 0.8, 1.1))
         )
         return cls(
             work=wanted,
             rates_per_s={"chat": chat, "mix": mix, "models": chat},
-            seconds=15.0 if args.quick else 60.0,
+            seconds=args.seconds or (15.0 if args.quick else 60.0),
             prefill_tokens=work.PREFILL_TOKENS[: 2 if args.quick else 3],
             prompts=2 if args.quick else 4,
             ttft_s=args.ttft,
@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="default: 3, with --quick 1")
     parser.add_argument("--ttft", type=float, default=5.0, help="seconds that a first token may take; default 5")
     parser.add_argument("--tbt", type=float, help="seconds of a gap; default: twice the first block's step of 8")
+    parser.add_argument("--seconds", type=float, help="of a rate of chat, mix or models; default 60, with --quick 15")
     parser.add_argument("--any-load", action="store_true", help="try it on a busy machine: the figures mean nothing")
     parser.add_argument("--install", action="store_true", help="install the peers and end")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoint is written")
