@@ -142,7 +142,7 @@ class EngineSection(Section):
     """Sequences of one model that hold KV at once."""
     decode_lanes: Annotated[int, Field(ge=1, le=16)] | None = None
     """Decode steps of different models that a unit may run at once, each on SMs (cores) of its own, where that is
-    predicted to be faster. Default: 4, on a CPU 1. Green contexts for it have not been run on a GPU yet."""
+    predicted to be faster. Default: 4. Green contexts for it have not been run on a GPU yet."""
     watch: WatchSection = WatchSection()
 
 

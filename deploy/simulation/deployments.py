@@ -24,7 +24,7 @@ from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdate
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.settings import SchedulerSettings, decode_lanes_of
+from pdmux_actor.scheduling.settings import DECODE_LANES, SchedulerSettings
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 
@@ -195,7 +195,7 @@ def _unit_design(
     settings = SchedulerSettings(
         max_batch_tokens=fleet.engine.max_batch_tokens,
         max_running_sequences=fleet.engine.max_running_sequences,
-        decode_lanes=decode_lanes_of(fleet.pool(capacity.pool).device, fleet.engine.decode_lanes),
+        decode_lanes=fleet.engine.decode_lanes or DECODE_LANES,
         chunk_budget_tokens=budget,
         decision_log_entries=_LOG_ENTRIES,
     )

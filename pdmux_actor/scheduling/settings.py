@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from placement.launch_limits import LaunchLimits
 
-_GPU_DECODE_LANES = 4  # a unit of 16 small models keeps up with them as with 8 on one lane (benchmarks/many_models.py)
+# Of a unit whose fleet file leaves them open: one of 16 small models keeps up with them as with 8 on one lane
+# (benchmarks/many_models.py).
+DECODE_LANES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +36,3 @@ class SchedulerSettings:
 
     def launch_limits(self) -> LaunchLimits:
         return LaunchLimits(batch_tokens=self.max_batch_tokens, sequences=self.max_running_sequences)
-
-
-def decode_lanes_of(device: str, asked: int | None) -> int:
-    """Decode lanes of a unit where the fleet file leaves them open: one on a CPU, whose few cores share a bus that one
-    decode fills.
-
-    >>> decode_lanes_of("cpu", None), decode_lanes_of("cuda", None), decode_lanes_of("cpu", 2)
-    (1, 4, 2)
-    """
-    if asked is not None:
-        return asked
-    return 1 if device == "cpu" else _GPU_DECODE_LANES

@@ -92,6 +92,25 @@ def test_adbs__several_models_decode__they_do_it_at_once_and_say_the_same():
     assert any(d.part_sms == 1 for d in beside_prefill)
 
 
+def test_mux__two_models_that_one_core_serves_as_fast_as_two__decode_at_once_on_a_core_each():
+    alone = [(0.0, "a", 30), (1.0, "b", 30)]  # a step is measured on two cores, and on one
+    together = [(2.0, "a", 200), (2.0, "b", 200)]
+    engine = VirtualEngine(
+        [
+            (at_s, Arrival(make_request(f"r{i}", model, 16, max_tokens, first=i)))
+            for i, (at_s, model, max_tokens) in enumerate([*alone, *together])
+        ],
+        models="ab",
+        num_sms=2,
+        settings=replace(PLAIN, decode_lanes=4),
+        executor_type=SharesChecked,
+    ).run()
+
+    steps = [d for d in engine.scheduler.log.decisions() if d.kind == "decode"]
+    assert {d.decode_sms for d in steps[:60]} == {1, 2}
+    assert {d.part_sms for d in steps[-100:-10]} == {1}
+
+
 def test_adbs__lanes_are_fewer_than_models__models_take_turns():
     engine = run(lanes=2, num_sms=4)
 

@@ -92,7 +92,7 @@ class _Progress:
     def __init__(self, state: UnitState, prefilling: str, now_s: float) -> None:
         self._state, self._now_s = state, now_s
         self._shapes, self._model = prefill_shapes(state, prefilling), prefilling
-        self._cycle = DecodeCycle(state, state.decoding(), beside=self._shapes)
+        self._cycle = DecodeCycle(state, state.decoding(), beside=self._shapes, in_turn=True)
         self._target_s = tightest_tbt_s(state.decoding())
         queue, batch = state.queues[prefilling], state.batch
         self._num_layers = queue.info.spec.num_layers

@@ -60,13 +60,21 @@ def part_of(device: DeviceSpec, share_sms: int, lanes: int) -> int | None:
     return share_sms // lanes // step * step or None
 
 
+def least_divided_sms(device: DeviceSpec) -> int:
+    """Returns the least share of which two steps at once can have a part each."""
+    return 2 * device.partition_granularity_sms
+
+
 def gain_of_lanes(state: UnitState, outlooks: Sequence[DecodeOutlook]) -> float:
-    """The decode cycle of these models as a share of the sum of their steps. Of half the device, for every share: a
-    policy asks for a dozen of them per decision, and what overlaps does not depend much on it.
+    """The decode cycle of these models as a share of the sum of their steps. Of half the device, or the least that can
+    be divided, for every share from there on: a policy asks for a dozen of them per decision, and what overlaps does
+    not depend much on it.
     """
     if state.settings.decode_lanes == 1 or len(outlooks) == 1:
         return 1.0
-    share_sms = max(1, state.total_sms // 2)
+    share_sms = max(least_divided_sms(state.device), state.total_sms // 2)
+    if share_sms > state.total_sms:
+        return 1.0
     one_by_one_s = sum([outlook.solo_s(share_sms) for outlook in outlooks])
     if one_by_one_s <= 0:
         return 1.0

@@ -5,7 +5,7 @@ from itertools import chain, islice
 
 from pdmux_actor.scheduling.decode_outlook import steps_s
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.decode_lanes import gain_of_lanes
+from pdmux_actor.scheduling.policies.decode_lanes import gain_of_lanes, least_divided_sms
 from pdmux_actor.scheduling.prediction import PrefillOutlook
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Precedence, TokenSequence
@@ -29,7 +29,7 @@ def prefill_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
     return [queue.chunk_shape(head_sequence(queue))]
 
 
-SecondsAndGain = tuple[Callable[[int], float], float]
+SecondsAndGain = tuple[Callable[[int], float], Callable[[int], float]]
 """What a decode cycle takes, by share, and the factor in that which is due to models that decode at once."""
 
 
@@ -40,11 +40,19 @@ class DecodeCycle:
     For one decision: what does not depend on the share is looked up once.
     """
 
-    def __init__(self, state: UnitState, queues: Sequence[ModelQueue], *, beside: Sequence[ChunkShape] = ()) -> None:
+    def __init__(
+        self,
+        state: UnitState,
+        queues: Sequence[ModelQueue],
+        *,
+        beside: Sequence[ChunkShape] = (),
+        in_turn: bool = False,
+    ) -> None:
+        """`in_turn`: of a policy that never has several decode at once."""
         self._beside = beside
         self._outlooks = state.predictor.decode_outlooks(queues)
-        self._gain = 1.0
-        if len(queues) > 1 and state.settings.decode_lanes > 1:
+        self._gain, self._divided_from_sms = 1.0, least_divided_sms(state.device)
+        if len(queues) > 1 and state.settings.decode_lanes > 1 and not in_turn:
             models = tuple([q.model for q in queues])
             known = state.gains_of_lanes.get(models)
             if known is None:
@@ -63,7 +71,7 @@ class DecodeCycle:
 
     @property
     def seconds_and_gain(self) -> SecondsAndGain:
-        return self.seconds, self._gain
+        return self.seconds, self._gain_on
 
     def alone_and_worst_s(self, shares: Iterable[int]) -> Iterator[tuple[int, float, float]]:
         """Yields the seconds of each share, alone and at worst."""
@@ -74,13 +82,17 @@ class DecodeCycle:
                 step_s = solo_s(share)
                 alone_s += step_s
                 worst_s += step_s * slowdown_on(share)
-            yield share, self._gain * alone_s, self._gain * worst_s
+            gain = self._gain_on(share)
+            yield share, gain * alone_s, gain * worst_s
+
+    def _gain_on(self, sms: int) -> float:
+        return self._gain if sms >= self._divided_from_sms else 1.0
 
     def _sum_s(self, sms: int) -> float:
-        return self._gain * steps_s(self._outlooks, sms)
+        return self._gain_on(sms) * steps_s(self._outlooks, sms)
 
     def _sum_of_worst_s(self, sms: int) -> float:
-        return self._gain * steps_s(self._outlooks, sms, self._beside)
+        return self._gain_on(sms) * steps_s(self._outlooks, sms, self._beside)
 
 
 def decode_cycle_s(

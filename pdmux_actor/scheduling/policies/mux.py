@@ -134,7 +134,7 @@ class Mux:
         queue, predictor = view.queue, view.predictor
 
         def cycle() -> SecondsAndGain:
-            return predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s, 1.0
+            return predictor.decode_outlook(queue.model, queue.info.spec, queue.context_tokens).solo_s, _no_gain
 
         alone, cycle_s = self._share_alone(view.device, predictor, (queue,), cycle)
         steps = 1
@@ -180,7 +180,7 @@ def _choose_share(
     predictor: LatencyPredictor,
     decoding: Sequence[ModelQueue],
     seconds: Callable[[int], float],
-    gain: float,
+    gain_on: Callable[[int], float],
 ) -> ShareAlone:
     total_sms = device.num_sms
     known_of_each = [predictor.known_decode_shares(q.model, len(q.running)) for q in decoding]
@@ -198,10 +198,14 @@ def _choose_share(
         batches=DecodeBatches.of(decoding),
         known=known_of_each,
         sms=sms,
-        gain=gain,
+        gain=gain_on(sms),
         cycle_s=cycle_s,
         tightest_s=tightest_s,
     )
+
+
+def _no_gain(sms: int) -> float:
+    return 1.0
 
 
 def _may_look_ahead(alone: ShareAlone, cycle_s: float) -> bool:

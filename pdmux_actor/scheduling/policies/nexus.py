@@ -60,7 +60,7 @@ POLICY = PolicyEntry(
 def wanted_decode_share(state: UnitState, prefilling: str) -> int:
     shares, total = decode_shares(state.device), state.total_sms
     if max(queue.share_of_quota_used for queue in state.decoding()) <= _MEMORY_IS_SHORT:
-        decode_s = DecodeCycle(state, state.decoding()).seconds
+        decode_s = DecodeCycle(state, state.decoding(), in_turn=True).seconds
         return least_share(shares, decode_s, _BETA * decode_s(total)) or max(shares)
     shapes = prefill_shapes(state, prefilling)
 
