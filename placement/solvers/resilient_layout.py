@@ -13,7 +13,8 @@ from placement.problem import PlacementModel
 from placement.scenarios import resilience, scenarios_of
 
 _MOST_JUDGED = 20_000  # units times models
-_LEAST_HEADROOMS = (1.5, 1.15, 1.0)  # that a unit keeps which takes one more
+# That a unit keeps which takes one more: for a model's second node, and for further replicas.
+_LEAST_HEADROOMS = ((1.5, 1.5), (1.15, 1.5), (1.0, 2.0), (1.15, 1.15), (1.0, 1.0))
 
 
 def most_resilient(
@@ -46,12 +47,12 @@ def most_resilient(
 def _with_replicas(layout: FleetPlan, instance: Instance, is_time_up: Callable[[], bool]) -> Iterator[FleetPlan]:
     planned: FleetEstimate = estimate_with(instance, layout.units, layout.plan)
     numbered = dict(enumerate(layout.units))
-    for least in _LEAST_HEADROOMS:
+    for least, further in _LEAST_HEADROOMS:
         packing = Packing.of_units(instance, layout.units)
         for number, unit in enumerate(planned.units):
             for replica in unit.replicas:
                 packing.put(number, instance.index[replica.model], replica.rate_per_s)
-        spread_replicas(packing, numbered, least_headroom=least, is_time_up=is_time_up)
+        spread_replicas(packing, numbered, least_headroom=least, beyond_two_nodes=further, is_time_up=is_time_up)
         if is_time_up():
             return
         plan = replace(plan_of_packing(packing, numbered, rule=""), unplaced=layout.plan.unplaced)
