@@ -34,7 +34,8 @@ class ControlRules:
     demand as if nothing were loaded yet, the baseline that shows what looking at the current plan is worth.
     `replan_every_s`: between two looks at demand, unless a rate jumps. `min_gain`: the share of demand that a plan must
     serve in addition to be worth moving for; where it serves no less, so is a gain of `min_model_gain` of one model's
-    demand, or of `min_saved_per_gib_s` late requests per second for each GiB of weights that is read for it.
+    demand, either if a minute of it is more than what the moves interrupt; or a gain of `min_saved_per_gib_s` late
+    requests per second for each GiB of weights that is read for it.
     `min_residency_s`: a replica stays at least so long. `max_moves_per_min`: loads of models that are served already.
     `stale_s`: older demand moves nothing. `max_deaths` of one place of a unit, or with one model loading, within
     `deaths_window_s` take it out for `out_s`. `learn`: plans are corrected by what units measure. `part_neighbours`:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import quotas_shifted, same_places
 from deploy.control.plan_requests import Asked
-from deploy.control.plan_worth import gain_in_words, is_worth_moving, loaded_bytes
+from deploy.control.plan_worth import gain_in_words, is_worth_moving, move_price
 from deploy.control.planner import PlanAnswer
 from placement.plan import Plan
 from router.telemetry.fleet_event import EventKind
@@ -31,7 +31,7 @@ def verdict_on(asked: Asked, answer: PlanAnswer, goal: Plan, rules: ControlRules
     told = f"{why}: {gain_in_words(answer.now, answer.then)}"
     if rules.replan == "shadow":
         return PlanVerdict(kind=EventKind.SHADOW, reason=told)
-    read_bytes = loaded_bytes(needs, goal, solution.plan)
-    if rules.replan == "auto" and not is_worth_moving(answer.now, answer.then, read_bytes, rules):
+    price = move_price(needs, goal, solution.plan)
+    if rules.replan == "auto" and not is_worth_moving(answer.now, answer.then, price, rules):
         return PlanVerdict(kind=EventKind.KEPT, reason=f"{told}, which is not worth a move")
     return PlanVerdict(kind=EventKind.PLAN, reason=told)

@@ -3,6 +3,7 @@ loaded.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from placement.plan import Plan
 
 _HORIZON_S = 60.0
 _GIB = 2**30
+_READ_BYTES_PER_S = 2e9  # of weights: a fast local disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,29 +81,56 @@ def _in_time(served_share: float, ttft_s: float) -> float:
     return min(1.0, ttft_s * served_share / (1.0 - served_share) / _HORIZON_S)
 
 
-def is_worth_moving(now: Appraisal, then: Appraisal, loaded_bytes: int, rules: ControlRules) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovePrice:
+    """`read_bytes`: weights that are read from disks. `interrupted`: requests that come meanwhile for replicas that
+    make room for them.
+    """
+
+    read_bytes: int
+    interrupted: float
+
+
+def is_worth_moving(now: Appraisal, then: Appraisal, price: MovePrice, rules: ControlRules) -> bool:
     """A fleet of a hundred models has one that starves in hardly any of its requests. So what one model gains counts
     too, and what a load saves, as long as no more requests are late in all, or fewer than feeding who starves is worth.
+    Whoever gains, a minute of it must be more than what the moves interrupt: near what a fleet can do chance alone
+    makes some model late, and a fleet that moves all others for it is late for good. Rules that ask for no gain at all
+    (`min_gain` 0) ask what moves cost neither.
     """
-    if then.share_in_time - now.share_in_time >= rules.min_gain:
+    asked_per_s = sum(now.asked_per_s.values())
+    interrupted = price.interrupted if rules.min_gain > 0 else 0.0
+    gained = then.share_in_time - now.share_in_time
+    if gained >= rules.min_gain and gained * asked_per_s * _HORIZON_S >= interrupted:
         return True
     saved_per_s = now.late_per_s - then.late_per_s
     asked = {m: rate for m, rate in now.asked_per_s.items() if rate > 0}
     before, after = (np.array([a.served_share[m] for m in asked]) for a in (now, then))
-    fed_per_s = (starved(before) - starved(after)) * sum(asked.values())
+    fed_per_s = (starved(before) - starved(after)) * asked_per_s
     if saved_per_s < 0 and saved_per_s + fed_per_s <= 0:
         return False
-    if lifts_a_model(before, after, rules.min_model_gain):
+    is_earned = (saved_per_s + fed_per_s) * _HORIZON_S >= interrupted
+    if is_earned and lifts_a_model(before, after, rules.min_model_gain):
         return True
-    return saved_per_s > 0 and saved_per_s * _GIB >= rules.min_saved_per_gib_s * loaded_bytes
+    return saved_per_s > 0 and saved_per_s * _GIB >= rules.min_saved_per_gib_s * price.read_bytes
 
 
-def loaded_bytes(needs: Needs, goal: Plan, plan: Plan) -> int:
-    """Weights that `plan` reads from disks if `goal` is what is there: what sleeps in a unit's memory is not read."""
+def move_price(needs: Needs, goal: Plan, plan: Plan) -> MovePrice:
+    """Prices the way from `goal` to `plan`. What sleeps in a unit's memory is not read. Whoever goes is missed for as
+    long as weights are read in its place.
+    """
     sizes = {m.model: m.spec.weight_bytes for m in needs.models}
-    held = {(u.unit_id, p.model) for u in goal.units for p in u.models}
-    held |= {(u.unit_id, m) for u in needs.units for m in u.asleep}
-    return sum(sizes.get(p.model, 0) for u in plan.units for p in u.models if (u.unit_id, p.model) not in held)
+    asleep = {u.unit_id: set(u.asleep) for u in needs.units}
+    before = {u.unit_id: {p.model for p in u.models} for u in goal.units}
+    homes = Counter(m for held in before.values() for m in held)
+    rates = {m.model: m.demand.rate_per_s / max(1, homes[m.model]) for m in needs.models}
+    read_bytes, interrupted = 0, 0.0
+    for unit in plan.units:
+        held, wanted = before.get(unit.unit_id, set()), {p.model for p in unit.models}
+        of_unit = sum(sizes.get(m, 0) for m in wanted - held - asleep.get(unit.unit_id, set()))
+        read_bytes += of_unit
+        interrupted += of_unit / _READ_BYTES_PER_S * sum(rates.get(m, 0.0) for m in held - wanted)
+    return MovePrice(read_bytes=read_bytes, interrupted=interrupted)
 
 
 def gain_in_words(now: Appraisal, then: Appraisal) -> str:

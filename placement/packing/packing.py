@@ -38,7 +38,8 @@ class Packing:
     """Kinds and models are numbers of `instance`; a unit is a number too. A closed unit holds nothing, and its GPUs are
     its node's. `free_gpus` maps a pool to the free GPUs of each of its nodes, for units that are cut out of nodes.
     `missing` counts the replicas that models must have and have not, of models that some kind of unit can hold.
-    `running` is what was there when `mark_running` was called, None before; `loaded` counts the replicas beside it.
+    `running` is what was there when `mark_running` was called, None before; `loaded` counts the replicas beside it,
+    `dropped` those of it that are gone.
     """
 
     def __init__(self, instance: Instance, *, free_gpus: Mapping[int, Iterable[int]] | None = None) -> None:
@@ -55,7 +56,7 @@ class Packing:
         self.gpus_used = 0
         self.missing = sum(m.min_replicas for m, held in zip(instance.models, instance.placeable, strict=True) if held)
         self.running: Pairs | None = None
-        self.loaded = 0
+        self.loaded = self.dropped = 0
         self._alone: dict[tuple[int, float, int], float] = {}
         self._journal: dict[int, _Saved] | None = None
 
@@ -79,8 +80,13 @@ class Packing:
         return frozenset((unit, model) for model, homes in enumerate(self.homes) for unit in homes)
 
     def mark_running(self) -> None:
-        """Counts from here on what has to be loaded."""
-        self.running, self.loaded = self.pairs(), 0
+        """Counts from here on what has to be loaded, and what goes."""
+        self.replace_running(self.pairs())
+
+    def replace_running(self, running: Pairs) -> None:
+        """Counts as if `running` were there."""
+        pairs = self.pairs()
+        self.running, self.loaded, self.dropped = running, len(pairs - running), len(running - pairs)
 
     def costs_of(self, unit: int) -> KindCosts:
         return self.instance.costs[int(self.kind[unit])]
@@ -336,7 +342,11 @@ class Packing:
         """`homes` has the replica, not yet gone or just come."""
         if len(self.homes[model]) <= self.instance.models[model].min_replicas and self.instance.placeable[model]:
             self.missing -= change
-        if self.running is not None and (unit, model) not in self.running:
+        if self.running is None:
+            return
+        if (unit, model) in self.running:
+            self.dropped -= change
+        else:
             self.loaded += change
 
     def _grow(self) -> None:

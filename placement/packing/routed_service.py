@@ -9,13 +9,14 @@ from placement.estimation.model_floors import starved
 from placement.estimation.plan_estimate import estimate_models_with
 from placement.estimation.throughput import Floats
 from placement.packing.packing import Packing
+from placement.packing.packing_objective import moves_cost
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedService:
-    """`worth`: the share of all requests that is served, less what models that starve count. `by_model`: the share of
-    each model's requests, all of a model that nobody asks for.
+    """`worth`: the share of all requests that is served, less what models that starve and moves count. `by_model`: the
+    share of each model's requests, all of a model that nobody asks for.
     """
 
     worth: float
@@ -40,4 +41,5 @@ class RoutedService:
         total = float(rates.sum())
         by_model = np.divide(served, rates, out=np.ones_like(rates), where=rates > 0)
         share = float(served.sum()) / total if total > 0 else 1.0
-        return cls(worth=share - starved(by_model[instance.placeable & (rates > 0)]), by_model=by_model)
+        starving = starved(by_model[instance.placeable & (rates > 0)])
+        return cls(worth=share - starving - moves_cost(packing), by_model=by_model)

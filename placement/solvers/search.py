@@ -119,8 +119,14 @@ class SearchSolver:
         long.
         """
         least = key_of(packing)
+
+        def emptied() -> Packing:
+            empty = Packing.of_units(packing.instance, list(units.values()))
+            empty.replace_running(packing.running or frozenset())
+            return empty
+
         for built in rebuilds(
-            lambda: Packing.of_units(packing.instance, list(units.values())),
+            emptied,
             InsertionRules(spread=True, margin=self.least_margin),
             self.is_time_up,
         ):

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from placement_cases import make_model, make_spec, make_unit, model_lists, unit_lists
 
@@ -52,6 +53,7 @@ def test_packing__any_changes__counts_what_is_missing_and_what_has_to_be_loaded(
     assert packing.missing == sum(missing)
     assert packing.running is not None
     assert packing.loaded == len(packing.pairs() - packing.running)
+    assert packing.dropped == len(packing.running - packing.pairs())
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,3 +115,19 @@ def test_key__model_that_no_unit_holds__worst_of_the_others_still_counts() -> No
     assert key_of(with_it) == key_of(without)
     assert key_of(with_it)[0] == 1
     assert key_of(with_it)[2] == 1.0
+
+
+def test_key__running_replica_has_moved__counts_its_part_of_what_runs() -> None:
+    units = [make_unit(f"u{i}") for i in range(3)]
+    models = [make_model(m) for m in "ab"]
+    packing = Packing.of_units(make_instance(units, models, Estimator()), units)
+    packing.put(0, 0, 1.0)
+    packing.put(1, 1, 1.0)
+    packing.mark_running()
+    stays = key_of(packing)
+    packing.take(0, 0)
+    packing.put(2, 0, 1.0)
+
+    assert stays[1] == 0.0
+    assert key_of(packing)[1] == pytest.approx(0.05)
+    assert key_of(packing)[2] == 0.0
