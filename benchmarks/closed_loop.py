@@ -11,7 +11,7 @@ same router, ledger and control loop; both run the same requests, and the last t
 `--fleet slow`, in virtual time: one of the eight takes 30 % longer than its table says, at demand that stays as
 planned; with plans that learn from what units measure, and without. `--fleet kv`, in virtual time: KV pools that
 somebody guessed too small or too large, beside those that the plan sizes. `--fleet starved`, in virtual time: one of a
-hundred models comes to be asked for more than its homes can do.
+hundred models comes to be asked for more than its homes can do, and for so much that all spare units do not serve it.
 
 The oracle, in virtual time: every phase starts with the plan for it in place.
 
@@ -252,7 +252,8 @@ def _fleets(options: Namespace) -> Sequence[Setting]:
         phase_s = options.phase or (40.0 if options.quick else 80.0)
         return [with_slow_unit(phase_s=phase_s, rate_per_s=rate) for rate in (12.0, 14.0)]
     if options.fleet == "starved":
-        return (with_starved_model(phase_s=options.phase or (10.0 if options.quick else 30.0)),)
+        phase_s = options.phase or (10.0 if options.quick else 30.0)
+        return [with_starved_model(phase_s=phase_s, hot_per_s=rate) for rate in (20.0, 40.0)]
     cores = on_cpu(phase_s=options.phase or (12.0 if options.quick else 60.0))
     return [s for s in (on_a40, cores) if options.fleet in ("both", "cpu" if s.is_on_cpu else "simulated")]
 

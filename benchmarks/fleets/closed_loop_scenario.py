@@ -99,19 +99,19 @@ def with_slow_unit(*, phase_s: float, rate_per_s: float) -> Setting:
     )
 
 
-def with_starved_model(*, phase_s: float) -> Setting:
+def with_starved_model(*, phase_s: float, hot_per_s: float) -> Setting:
     """A hundred models, each on a GPU that holds one, and two to spare: one comes to be asked for more than its homes
     can do, which is little of what the whole fleet is asked for.
     """
     return Setting(
-        name="102 simulated A40, one of 100 models starves",
+        name=f"102 simulated A40, one of 100 models at {hot_per_s:g}/s",
         models=tuple(f"m{i:03d}" for i in range(100)),
         rate_per_s=400.0,
         prompt_tokens=700,
         output_tokens=16,
         slo=SloTarget(ttft_s=2.0, tbt_s=0.5),
         phase_s=phase_s,
-        hot_per_s=20.0,
+        hot_per_s=hot_per_s,
         units=102,
         unit_memory="30GiB",
         shapes=(_LAYERS_7B,),

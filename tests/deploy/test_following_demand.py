@@ -1,5 +1,8 @@
 """Solver, estimate and control loop together: eight A40s, twelve models, and popularity that flips."""
 
+import math
+from dataclasses import replace
+
 from fleet_model import World, catalog, catalog_model
 
 from deploy.control.control_rules import ControlRules, Replan
@@ -23,6 +26,7 @@ LLAMA_7B = ModelSpec(
 MODELS = tuple(f"m{i:02d}" for i in range(12))
 RATE_PER_S = 12.0
 GIB = 2**30
+STARVED_RULES = ControlRules(replan="auto", replan_every_s=5.0, min_residency_s=20.0)
 
 
 def world(replan: Replan) -> World:
@@ -35,11 +39,10 @@ def world(replan: Replan) -> World:
     return made
 
 
-def one_starves(replan: Replan) -> World:
-    """40 models, each alone on an A40, and two spare ones; one is asked for twice as often as its homes can bear."""
+def one_starves(rules: ControlRules, *, per_s: float) -> World:
+    """40 models, each alone on an A40, and two spare ones; one comes to be asked for more than all its homes can do."""
     names = tuple(f"m{i:02d}" for i in range(40))
     models = [catalog_model(m, replicas=1, spec=LLAMA_7B, max_replicas=8) for m in names]
-    rules = ControlRules(replan=replan, replan_every_s=5.0, min_residency_s=20.0)
     made = World(catalog(*models), expected_units=42, solver=SearchSolver(rounds=20), rules=rules)
     made.prompt_tokens, made.output_tokens = 1400, 16
     for _ in range(42):
@@ -47,7 +50,8 @@ def one_starves(replan: Replan) -> World:
         unit.device = "A40"
     made.beat(40, asks=dict.fromkeys(names, 1))
     for beat in range(120):
-        made.beat(asks={m: (16 if beat % 2 else 15) // 2 if m == names[0] else 1 for m in names})
+        hot = int((beat + 1) * per_s / 2) - int(beat * per_s / 2)
+        made.beat(asks={m: hot if m == names[0] else 1 for m in names})
     return made
 
 
@@ -95,9 +99,19 @@ def test_flip__not_followed__stays_as_it_was() -> None:
 
 
 def test_demand__one_model_of_many_starves__gets_a_replica_although_the_fleet_gains_little() -> None:
-    made = one_starves("auto")
+    made = one_starves(STARVED_RULES, per_s=15.0)
 
     followed = [d for d in made.decided("plan") if "in time instead of" in d]
     assert any("of m00 served instead of" in d for d in followed)
     assert len(made.serving("m00")) == 3
     assert len(followed) <= 3, "it settles"
+
+
+def test_demand__one_model_of_many_starves_beyond_help__is_moved_for_by_its_own_gain_and_not_by_the_fleets() -> None:
+    """All spare units serve a part of what it is asked for, and hardly any of that in time: the fleet gains nothing."""
+    led = one_starves(STARVED_RULES, per_s=60.0)
+    by_fleet = one_starves(replace(STARVED_RULES, min_model_gain=1.0, min_saved_per_gib_s=math.inf), per_s=60.0)
+
+    assert len(led.serving("m00")) == 3
+    assert len(by_fleet.serving("m00")) < 3
+    assert by_fleet.decided("kept")
