@@ -67,7 +67,9 @@ class Plan:
         if unknown := set(wanted) - set(WORK):
             raise SystemExit(f"--work {','.join(sorted(unknown))}: unknown; name some of {','.join(WORK)}")
         chat, mix = (
-            ((0.5, 1.0, 2.0), (0.2, 0.4)) if args.quick else ((0.25, 0.5, 1, 1.4, 2, 2.8, 4, 5.6), (0.1, 0.2, 0.4, 0.6, 0.8, 1.1))
+            ((0.5, 1.0, 2.0), (0.2, 0.4))
+            if args.quick
+            else ((0.25, 0.5, 1, 1.4, 2, 2.8, 4, 5.6), (0.1, 0.2, 0.4, 0.6, 0.8, 1.1))
         )
         return cls(
             work=wanted,

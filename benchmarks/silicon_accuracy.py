@@ -5,16 +5,18 @@
 FOLDER is that of the package `aiconfigurator_core` (pip install aiconfigurator-core==0.12.0 into an environment of its
 own). Every point of a dense model on one tensor-parallel mesh is judged, in virtual time: `operators` by the package's
 tables of the engine's operators, as `muxfleet profile --import` reads them, `roofline` by the device's figures, which
-know no weights of less than two bytes. Nothing is fitted to a point. `--quick` takes every eighth.
+know no weights of less than two bytes. Nothing is fitted to a point of these. `operators after a short run` of the
+engine: on every mesh whose load is known the two points with the fewest clients stand for it, and are judged nowhere.
+`--quick` takes every eighth.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 from accuracy.closed_loop_replay import Replay
+from accuracy.short_run import Lesson, TaughtLatency, learned, light_points
 from accuracy.silicon_points import SiliconPoint, silicon_points
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -25,9 +27,9 @@ from profiler.errors import ProfileUnusable
 from profiler.latency import LatencyModel
 from profiler.readers.aiconfigurator import OperatorTables
 from profiler.roofline import RooflineLatency
-from profiler.specs import ModelSpec
 
 _TTFT_BAR, _TPOT_BAR = 0.15, 0.10
+_SHORT_RUN = 2  # points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +40,54 @@ class Judged:
     tpot: float
 
 
-@cache
-def _latencies(tables: OperatorTables, spec: ModelSpec, num_gpus: int) -> dict[str, LatencyModel]:
-    known = tables.device
-    return {
-        "operators": tables.profile(spec, num_gpus).latency(spec, known, num_gpus=num_gpus),
-        "roofline": RooflineLatency(known, num_gpus=num_gpus),
-    }
-
-
-def judged(folder: Path, points: list[SiliconPoint]) -> Iterator[Judged]:
-    for point in points:
-        known = device_named(point.device)
+def judged(folder: Path, points: Sequence[SiliconPoint]) -> Iterator[Judged]:
+    for mesh in _by_mesh(points):
+        some = mesh[0]
+        known = device_named(some.device)
         tables = OperatorTables(
             folder=folder,
             device=known,
-            engine=point.engine,
-            gemm_dtype=point.gemm_dtype,
-            kv_dtype=point.kv_dtype,
-            fuses_scaling=point.settings.fuses_scaling,
+            engine=some.engine,
+            gemm_dtype=some.gemm_dtype,
+            kv_dtype=some.kv_dtype,
+            fuses_scaling=some.settings.fuses_scaling,
         )
-        for latency, model in _latencies(tables, point.spec, point.num_gpus).items():
-            ttft_s, tpot_s = Replay(point, model, known, host_s=Estimator().host_s_of(known)).means()
-            yield Judged(point=point, latency=latency, ttft=ttft_s / point.ttft_s - 1, tpot=tpot_s / point.tpot_s - 1)
+        operators = tables.profile(some.spec, some.num_gpus).latency(some.spec, known, num_gpus=some.num_gpus)
+        roofline = RooflineLatency(known, num_gpus=some.num_gpus)
+        for point in mesh:
+            yield _judged(point, "operators", *_means(point, operators, Lesson()))
+            yield _judged(point, "roofline", *_means(point, roofline, Lesson()))
+        if some.is_public and len(mesh) > _SHORT_RUN:
+            yield from _after_a_short_run(mesh, operators)
+
+
+def _by_mesh(points: Sequence[SiliconPoint]) -> Iterator[Sequence[SiliconPoint]]:
+    """By all that decides which tables are read."""
+    meshes: dict[object, list[SiliconPoint]] = {}
+    for p in points:
+        key = (p.device, p.engine, p.model, p.gemm_dtype, p.num_gpus, p.settings.fuses_scaling)
+        meshes.setdefault(key, []).append(p)
+    return iter(meshes.values())
+
+
+def _after_a_short_run(mesh: Sequence[SiliconPoint], operators: LatencyModel) -> Iterator[Judged]:
+    short, long = light_points(mesh)
+    lesson = learned(short, long, lambda point, so_far: _means(point, operators, so_far))
+    for point in mesh:
+        if point not in (short, long):
+            yield _judged(point, "operators after a short run", *_means(point, operators, lesson))
+
+
+def _means(point: SiliconPoint, latency: LatencyModel, lesson: Lesson) -> tuple[float, float]:
+    """TTFT and TPOT."""
+    known = device_named(point.device)
+    replay = Replay(point, TaughtLatency(latency, lesson), known, host_s=Estimator().host_s_of(known))
+    ttft_s, tpot_s = replay.means()
+    return ttft_s + lesson.way_s, tpot_s
+
+
+def _judged(point: SiliconPoint, latency: str, ttft_s: float, tpot_s: float) -> Judged:
+    return Judged(point=point, latency=latency, ttft=ttft_s / point.ttft_s - 1, tpot=tpot_s / point.tpot_s - 1)
 
 
 def _row(rows: list[Judged], **named: str) -> dict[str, object]:

@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiliconPoint:
-    """`clients` at a time; lengths in tokens, `shortest` of them as a share."""
+    """`clients` at a time; lengths in tokens, `shortest` of them as a share. `is_public`: the scripts are."""
 
     model: str
     spec: ModelSpec
@@ -58,6 +58,7 @@ class SiliconPoint:
     shortest: float
     ttft_s: float
     tpot_s: float
+    is_public: bool
     settings: Settings
 
     @property
@@ -95,6 +96,7 @@ def silicon_points(folder: Path) -> Iterator[SiliconPoint]:
                 shortest=0.8 if is_public else 1.0,
                 ttft_s=row.silicon_ttft_ms * 1e-3,
                 tpot_s=row.silicon_tpot_ms * 1e-3,
+                is_public=is_public,
                 settings=Settings(),
             )
             yield replace(point, settings=_of_inferencemax(point) if is_public else _by_default(point))
