@@ -116,8 +116,8 @@ class HandMadeLaunches:
         return MixedStep(model=self.info.model, chunks=(chunk,), sequences=tuple(decoding))
 
     def submit(self, launch: ComputeLaunch) -> None:
-        self._in_flight += 1
         self.executor.submit(launch)
+        self._in_flight += 1  # what it refused never ends
 
     def wait(self) -> Sequence[LaunchCompletion]:
         """What is over; raises what a launch raised."""

@@ -65,7 +65,7 @@ class Sizes:
 
 FULL = Sizes(
     decodes=((32, 1024), (1, 1024), (128, 1024), (1, 8192), (32, 8192)),
-    prefills=(2048, 8192),
+    prefills=(2048, 8192, 128),
     partition_stride=1,
     repeats=15,
     skewed=((64, 512),),
@@ -100,11 +100,14 @@ def decode_floor_s(spec: ModelSpec, device: DeviceSpec, batch: int, context_toke
 
 
 def prefill_floor_s(spec: ModelSpec, device: DeviceSpec, tokens: int) -> float:
-    """2 FLOPs per weight of a layer and token, and causal attention's two products over half of the square."""
+    """2 FLOPs per weight of a layer and token, and causal attention's two products over half of the square; of a short
+    prompt, the reading of the weights.
+    """
     embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_word_embeddings else 2)
     products = 2.0 * (spec.num_active_params - embeddings) * tokens
     attention = 2.0 * spec.num_layers * spec.num_heads * spec.head_dim * tokens**2
-    return (products + attention) / device.peak_flops_per_s
+    read_s = decode_floor_s(spec, device, 1, tokens)
+    return max(read_s, (products + attention) / device.peak_flops_per_s)
 
 
 def cases(device: DeviceSpec, sizes: Sizes) -> Iterator[Case]:
@@ -186,6 +189,22 @@ def measure_repartition_s(launches: HandMadeLaunches, repeats: int) -> dict[str,
     }
 
 
+def eager_layer_s(launches: HandMadeLaunches, tokens: int, repeats: int) -> float:
+    """What the host takes to launch a layer of a prompt: of prompts for which that is long, layers are captured
+    (launch_buckets.py assumes a time). `tokens`: too many for that.
+    """
+    launches.partition(launches.executor.device.num_sms, 0)
+    taken_s = []
+    with launches.holding(1, tokens) as prompts:
+        for _ in range(1 + repeats):
+            launch = launches.prefill_launch(prompts)
+            began_s = time.perf_counter()
+            launches.submit(launch)
+            taken_s.append(time.perf_counter() - began_s)
+            launches.drain()
+    return statistics.median(taken_s[1:]) / launches.info.spec.num_layers
+
+
 def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *, dtype: str = "bfloat16") -> None:
     info = hold_random_model(executor, shape, dtype)
     started_s = time.perf_counter()
@@ -193,6 +212,7 @@ def run(executor: TorchCudaExecutor, shape: str, sizes: Sizes, kept: KeptRows, *
     kept.note({"all_graphs": {**executor.graph_facts, "seconds": time.perf_counter() - started_s}})
     if "repartition" not in kept.facts:
         kept.note({"repartition": measure_repartition_s(launches, sizes.repeats)})
+    kept.note({"eager_layer_s": eager_layer_s(launches, sizes.prefills[0], sizes.repeats)})
     chosen = list(cases(executor.device, sizes))
     for case in track(chosen, description="steps", console=Console(stderr=True)):
         kept.attempt(asdict(case), lambda case=case: measure(launches, case, sizes))

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
-from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
+from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
 from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
@@ -70,7 +71,7 @@ class HalvableGpu:
             block_bytes=self._block_bytes,
             lanes=CudaLanes(device, streams, num_sms=whole.num_sms, tells_sms=self._gain_when_told(streams, device)),
             device=spec,
-            graphs=DecodeGraphs(CudaGraphCapture(torch.cuda), graph_bytes(spec.memory_bytes) // 2),
+            graphs=LaunchGraphs(CudaGraphCapture(torch.cuda), graph_bytes(spec.memory_bytes) // 2),
             launch_limits=self._limits,
         )
 

@@ -10,6 +10,8 @@ from typing import Any
 from gpu.half_hour_aims import aim_lines
 from gpu.half_hour_tree import TREE, Findings, Json
 
+from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S
+
 _ROOT = Path(__file__).resolve().parents[2]
 _TILING_FILE = "pdmux_actor/executor/cuda/decode_kernels.py"
 _QUEUES_FILE = "pdmux_actor/executor/cuda/cuda_device.py"
@@ -99,6 +101,11 @@ def _verdicts(found: Findings) -> list[str]:
         said.append(f"The hot path has what does not belong there: {faults}.")
     if graphs := found.facts("floors").get("all_graphs"):
         said.append(f"Capturing {graphs.get('graphs')} graphs took {graphs.get('seconds', 0.0):.1f} s.")
+    if layer_s := found.facts("floors").get("eager_layer_s"):
+        assumed = f"launch_buckets.py assumes {1e6 * EAGER_LAYER_S:.0f}"
+        said.append(f"The host takes {1e6 * layer_s:.0f} us to launch a layer of a prompt ({assumed}).")
+    if prompts := found.facts("floors").get("prompt_graphs_that_failed"):
+        said.append(f"Layers of prompts could not be captured at {prompts} sizes: floors.log says why.")
     return [f"- {line}" for line in said] or ["- Nothing is known yet."]
 
 

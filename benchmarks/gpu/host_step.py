@@ -29,7 +29,8 @@ from gpu.random_models import random_model
 from gpu.script import make_parser, run_script
 from report.command import print_table
 
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, Step
+from pdmux_actor.executor.cuda.graph_key import GraphKey, Step
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import SamplingParams
 from pdmux_actor.models.operators import TorchOperators
@@ -85,14 +86,14 @@ class HostLanes:
         pass
 
 
-class FreeGraphs(DecodeGraphs):
+class FreeGraphs(LaunchGraphs):
     """Every step is captured, and a replay does nothing."""
 
     def __init__(self) -> None:
         super().__init__(None, 0)
 
-    def step(self, key: GraphKey, step: Step) -> Step:
-        return _nothing
+    def find(self, key: GraphKey) -> Sequence[Step] | None:
+        return (_nothing,)
 
 
 def _nothing() -> None:

@@ -44,6 +44,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "llama-3-1b": _shape(
             "LlamaForCausalLM", 16, 2048, 8192, 32, 8, vocab_size=128256, head_dim=64, tie_word_embeddings=True
         ),
+        "tiny-16": _shape("Qwen3ForCausalLM", 16, 64, 128, 4, 2, vocab_size=640, head_dim=16),  # as deep as the 1B
         "tiny": _shape("Qwen3ForCausalLM", 2, 64, 128, 4, 2, vocab_size=640, head_dim=16),  # to try a script on
     }
 )

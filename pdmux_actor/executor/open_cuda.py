@@ -8,9 +8,10 @@ from torch.nn.attention import varlen
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
 from pdmux_actor.executor.cuda.cuda_runner import MakeCudaRunner, lone_cuda_runner
-from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs
 from pdmux_actor.executor.cuda.flash_attention import BUILT_IN, activate_flash_attention
+from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.partition_streams import open_partition_streams
 from pdmux_actor.executor.cuda.prefix_pages import paged_flash
 from pdmux_actor.executor.cuda.told_products import products_gain_on_partition
@@ -56,7 +57,7 @@ def open_cuda_executor(
         default_dtype=default_dtype,
         lanes=lanes,
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
-        graphs=DecodeGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
+        graphs=LaunchGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
         captures_ahead=captures,
         paged_flash=paged_flash(varlen),
         launch_limits=launch_limits,

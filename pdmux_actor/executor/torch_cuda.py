@@ -18,12 +18,15 @@ import torch
 
 from pdmux_actor.executor.cuda.capture_plan import likely_captures
 from pdmux_actor.executor.cuda.cuda_device import check_pool
-from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
+from pdmux_actor.executor.cuda.cuda_model import CudaModel
+from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
+from pdmux_actor.executor.cuda.graph_key import LAYERS
 from pdmux_actor.executor.cuda.lane_arenas import LaneArenas, arena_facts
 from pdmux_actor.executor.cuda.lane_device import Event, LaneDevice
 from pdmux_actor.executor.cuda.lane_rates import partition_rate
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.cuda.warm_up import prompt_sizes, warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
@@ -78,19 +81,21 @@ class TorchCudaExecutor:
         default_dtype: str | None = None,
         lanes: LaneDevice,
         device: DeviceSpec,
-        graphs: DecodeGraphs,
+        graphs: LaunchGraphs,
         captures_ahead: bool = True,
+        eager_layer_s: float = EAGER_LAYER_S,
         paged_flash: PagedFlash | None = None,
         launch_limits: LaunchLimits = DEFAULT_LIMITS,
         chosen: Mapping[str, str] | None = None,
         share: RankShare = WHOLE,
         make_runner: MakeCudaRunner = lone_cuda_runner,
     ) -> None:
-        """`captures_ahead`: the decode steps of `launch_limits` on every partition are captured when a model is
+        """`captures_ahead`: decode steps of `launch_limits`, and layers of short prompts, are captured when a model is
         attached, which takes seconds; at once if it is the only one, so that it is ready with them, else whenever no
-        launch is in flight. A model needs room for launches of `launch_limits` beside its weights. `paged_flash` is
-        used where it takes blocks. `chosen`: what was, for people. `share` is what it loads of each model;
-        `make_runner` gives each lane what enqueues its launches.
+        launch is in flight. `eager_layer_s`: what the host takes to launch a layer of a prompt kernel by kernel; layers
+        that compute for longer are not captured. A model needs room for launches of `launch_limits` beside its weights.
+        `paged_flash` is used where it takes blocks. `chosen`: what was, for people. `share` is what it loads of each
+        model; `make_runner` gives each lane what enqueues its launches.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
@@ -112,6 +117,7 @@ class TorchCudaExecutor:
         self._adapters = LoadedAdapters()
         self._graphs = graphs
         self._captures_ahead = captures_ahead
+        self._eager_layer_s = eager_layer_s
         self._paged_flash = paged_flash
         self._warmed_tokens = launch_limits.batch_tokens if captures_ahead else 0
         self.workspace = Workspace()
@@ -148,9 +154,8 @@ class TorchCudaExecutor:
                 launch_limits=self._launch_limits,
                 share=self._share,
             )
-            prompts = prompt_sizes(self._warmed_tokens)
-            device, num_sms = self._lanes.device, self.device.num_sms
-            warm_up(loaded, self.block_bytes, device, num_sms, workspace=self.workspace, prompts=prompts)
+            prompts, num_sms = prompt_sizes(self._warmed_tokens), self.device.num_sms
+            warm_up(loaded, self.block_bytes, self.torch_device, num_sms, workspace=self.workspace, prompts=prompts)
         self.hold(loaded)
         return loaded.info
 
@@ -163,31 +168,36 @@ class TorchCudaExecutor:
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         loaded = self._loaded[info.model]
+        most_sequences = self._launch_limits.sequences
+        captured_tokens = host_bound_tokens(info.spec, self.device, self._eager_layer_s)
         self._attached[info.model] = CudaModel.of(
             loaded,
             row_table,
             self._pool,
             workspace=self.workspace,
-            most_sequences=self._launch_limits.sequences,
+            most_sequences=most_sequences,
             flash=self._paged_flash,
+            captured_tokens_per_sm=captured_tokens / self.device.num_sms,
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there
         self._lanes.settle()
         self._serve_models()
+        self._graphs.memory_came_free()  # loading takes more than a loaded model
         if self._captures_ahead:
-            most_sequences = self._launch_limits.sequences
-            self._graphs.plan(likely_captures(info.model, self._lanes.streams, self.device, most_sequences))
+            streams = self._lanes.streams
+            self._graphs.plan(likely_captures(info.model, streams, self.device, most_sequences, captured_tokens))
             while len(self._attached) == 1 and self._capture_planned():
                 pass
 
     def _capture_planned(self) -> bool:
-        """One of the captures that wait. Returns whether there was one."""
+        """One of the captures that wait, or a layer of it. Returns whether there was one."""
         assert not self._in_flight, "a capture waits for its lane"
         planned = self._graphs.next_planned()
         if planned is None:
             return False
-        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.decode_sms):
-            self._runners[FIRST_DECODE_LANE].capture(planned.key, planned.stream)
+        lane = PREFILL_LANE if planned.key.part == LAYERS else FIRST_DECODE_LANE
+        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.sms):
+            self._runners[lane].capture(planned.key, planned.stream)
         return True
 
     def detach_model(self, model: str) -> None:
@@ -198,6 +208,7 @@ class TorchCudaExecutor:
         for runner in self._runners.values():
             runner.forget_model(model)
         self._serve_models()
+        self._graphs.memory_came_free()
 
     def _serve_models(self) -> None:
         """Beside other models, arenas are resized before each lane's next launch, on its stream."""
@@ -276,7 +287,7 @@ class TorchCudaExecutor:
 
     @property
     def graph_facts(self) -> Mapping[str, float]:
-        """Returns `DecodeGraphs.facts` and the share of the memory that they hold."""
+        """Returns `LaunchGraphs.facts` and the share of the memory that they hold."""
         held = self._graphs.facts()
         return {**held, "graph_memory_share": held["graph_bytes"] / self.device.memory_bytes}
 
@@ -340,14 +351,8 @@ class TorchCudaExecutor:
             # What it had enqueued still reads the lane's staged inputs. Where the device is lost, this raises, and the
             # process ends.
             stream.synchronize()
-            self._failed.append(
-                LaunchCompletion(
-                    launch=launch,
-                    started_s=started_s,
-                    finished_s=self.now(),
-                    error=f"{type(error).__name__}: {error}",
-                )
-            )
+            reason, now_s = f"{type(error).__name__}: {error}", self.now()
+            self._failed.append(LaunchCompletion(launch=launch, started_s=started_s, finished_s=now_s, error=reason))
             return
         self._in_flight[number] = _InFlight(launch=launch, started_s=started_s, read=read, event=event)
 

@@ -64,6 +64,16 @@ def top_after_prefix(rig: CpuRig, model: str, length: int, cached: int) -> Mappi
     return dict(token.top)
 
 
+def top_of_prompt(rig: CpuRig, model: str, length: int) -> Mapping[int, float]:
+    """Log-probabilities of the first token after a prompt beside another one, layer by layer."""
+    sequences = [rig.sequence(model, make_prompt(n), 1, logprobs=TOP) for n in (3, length)]
+    *slices, last = rig.prefill_slices(sequences, layers_per_slice=1)
+    for launch in slices:
+        rig.run(launch)
+    _, (token,) = rig.run(last)
+    return dict(token.top)
+
+
 def top_of_chunks(rig: CpuRig, model: str, length: int, chunk_tokens: int) -> Mapping[int, float]:
     """Log-probabilities of the first token after a prompt that was computed in chunks."""
     sequence = rig.sequence(model, make_prompt(length), 1, logprobs=TOP)

@@ -1,9 +1,10 @@
-"""Says which decode steps are captured before a model's first launch, the likeliest first."""
+"""Says what is captured before launches ask for it, the likeliest first."""
 
 from collections.abc import Iterator, Sequence
 
-from pdmux_actor.executor.cuda.decode_graphs import BUCKETS, LOGITS, GraphKey, PlannedCapture, bucket_of
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind
+from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, GraphKey, PlannedCapture
+from pdmux_actor.executor.cuda.launch_buckets import SEQUENCE_BUCKETS, TOKEN_BUCKETS, bucket_of
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.partition import decode_shares
@@ -15,7 +16,7 @@ def captured_buckets(most_sequences: int) -> tuple[int, ...]:
     large one has left.
     """
     largest = bucket_of(most_sequences)
-    within = {bucket for bucket in BUCKETS if bucket <= largest}
+    within = {bucket for bucket in SEQUENCE_BUCKETS if bucket <= largest}
     return tuple(sorted(within | {largest}, reverse=True))
 
 
@@ -28,12 +29,20 @@ def captured_shares(num_sms: int, shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def likely_captures(
-    model: str, streams: PartitionStreams, device: DeviceSpec, most_sequences: int
+    model: str, streams: PartitionStreams, device: DeviceSpec, most_sequences: int, most_tokens: float
 ) -> Iterator[PlannedCapture]:
-    """Yields what greedy requests need on all shares."""
-    for share in captured_shares(device.num_sms, decode_shares(device)):
+    """Yields decode steps that greedy requests need on all shares; then layers of prompts of up to `most_tokens` on the
+    whole device, and of fewer on what each share of decode leaves.
+    """
+    shares = captured_shares(device.num_sms, decode_shares(device))
+    for share in shares:
         sms, stream = streams.sms_given(Lane.DECODE, share), streams.stream(Lane.DECODE, share)
         for bucket in captured_buckets(most_sequences):
             for part in (LOGITS, SamplingKind.GREEDY.value):
-                key = GraphKey(model=model, bucket=bucket, decode_sms=sms, part=part)
+                key = GraphKey(model=model, bucket=bucket, sms=sms, part=part)
                 yield PlannedCapture(key, stream)
+    for left_sms in (device.num_sms, *[device.num_sms - share for share in shares[1:]]):
+        sms, stream = streams.sms_given(Lane.PREFILL, left_sms), streams.stream(Lane.PREFILL, left_sms)
+        for bucket in reversed(TOKEN_BUCKETS):
+            if bucket <= most_tokens * sms / device.num_sms:
+                yield PlannedCapture(GraphKey(model=model, bucket=bucket, sms=sms, part=LAYERS), stream)

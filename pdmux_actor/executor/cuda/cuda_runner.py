@@ -1,19 +1,17 @@
 """Enqueues launches of one lane on the lane's stream. Nothing here waits for the device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.batch_order import Batch, places_in
+from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.decode_graphs import LOGITS, DecodeGraphs, GraphKey, Step, bucket_of
-from pdmux_actor.executor.cuda.device_attention import BatchAttention, DeviceKv
+from pdmux_actor.executor.cuda.device_attention import BatchAttention
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch, stage_batch
 from pdmux_actor.executor.cuda.device_sampler import (
     NOT_FINITE,
@@ -23,20 +21,18 @@ from pdmux_actor.executor.cuda.device_sampler import (
     host_tokens,
     sample_with_reports,
 )
+from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, GraphKey, PlannedCapture, Step
 from pdmux_actor.executor.cuda.host_stage import HostStage
-from pdmux_actor.executor.cuda.prefix_pages import PagedFlash, fitting_flash
-from pdmux_actor.executor.cuda.shared_logits import SharedLogits
+from pdmux_actor.executor.cuda.launch_buckets import token_bucket_of
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
+from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket, may_be_captured
 from pdmux_actor.executor.cuda.split_list import target_splits
-from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
 from pdmux_actor.executor.packed_batch import token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.messages import SampledToken
-from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
-from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.models.workspace import LaneArena, Workspace
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -47,71 +43,10 @@ Read = Callable[[], Produced]
 Enqueue = Callable[[], Read]
 """Enqueues a launch that is prepared."""
 
-MakeBucket = Callable[[LayeredDecoder, DeviceKv, int, int, SharedLogits | None], DecodeBucket]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaModel:
-    """`buckets` are made when first needed. `max_rows` is the most rows that a sequence can hold. `workspace` is the
-    decoder's operators'.
-    """
-
-    info: ModelInfo
-    decoder: LayeredDecoder
-    kv: DeviceKv
-    row_table: npt.NDArray[np.int64]
-    eos_token_ids: Tensor
-    max_rows: int
-    workspace: Workspace = field(default_factory=Workspace)
-    logits: SharedLogits | None = None
-    make_bucket: MakeBucket = DecodeBucket
-    buckets: dict[int, DecodeBucket] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        loaded: LoadedModel,
-        row_table: npt.NDArray[np.int64],
-        pool: Tensor,
-        *,
-        workspace: Workspace,
-        most_sequences: int,
-        flash: PagedFlash | None,
-    ) -> "CudaModel":
-        """A model whose rows' blocks lie in `pool`, of bytes. Steps of up to `most_sequences` share a place for logits.
-        `flash` is used if it takes blocks.
-        """
-        info, device = loaded.info, pool.device
-        pool = pool.view(torch_dtype(info.spec.dtype))
-        return cls(
-            info=info,
-            decoder=loaded.decoder,
-            kv=DeviceKv(
-                pool=pool,
-                table=torch.zeros(row_table.shape, dtype=torch.int32, device=device),
-                kv_heads=info.spec.num_kv_heads,
-                head_dim=info.spec.head_dim,
-                tokens_per_row=info.geometry.tokens_per_row,
-                on_device=np.zeros(len(row_table), dtype=np.bool_),
-                flash=fitting_flash(flash, pool, info.spec.head_dim),
-            ),
-            row_table=row_table,
-            eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),
-            max_rows=-(-info.max_model_len // info.geometry.tokens_per_row) + 1,
-            workspace=workspace,
-            logits=SharedLogits(bucket_of(most_sequences)),
-        )
-
-    def bucket(self, num_sequences: int) -> DecodeBucket:
-        size = bucket_of(num_sequences)
-        if size not in self.buckets:
-            self.buckets[size] = self.make_bucket(self.decoder, self.kv, size, self.max_rows, self.logits)
-        return self.buckets[size]
-
 
 @dataclass(slots=True)
 class UnfinishedDevicePrefill:
-    """A prefill batch between two slices."""
+    """A prefill batch between two slices. `hidden` lies in `bucket`, where it has one."""
 
     model: str
     batch: DeviceBatch
@@ -119,6 +54,7 @@ class UnfinishedDevicePrefill:
     hidden: Tensor
     next_layer: int
     adapters: AdapterBatch | None
+    bucket: PrefillBucket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +79,7 @@ class _PreparedDecode:
 class CudaRunner:
     """`models` is shared with the executor, which adds and removes entries while no launch of them is in flight."""
 
-    def __init__(self, models: Mapping[str, CudaModel], graphs: DecodeGraphs, device: torch.device) -> None:
+    def __init__(self, models: Mapping[str, CudaModel], graphs: LaunchGraphs, device: torch.device) -> None:
         self._models = models
         self._graphs = graphs
         self._stage = HostStage(device)
@@ -154,13 +90,13 @@ class CudaRunner:
         """Prepares a launch for `stream`, which the caller has made current and keeps so, and which has `sms` SMs, for
         a decode from `first_sm` on.
 
-        A decode step of a shape that has come again and again without a graph is captured here: that takes several
-        steps' time once, and is no part of the step.
+        A decode step that has come again and again without a graph is captured here: that takes several steps' time
+        once, and is no part of the launch.
         """
         workspace = self._models[launch.model].workspace
         match launch:
             case PrefillSlice():
-                enqueue: Enqueue = partial(self._prefill, launch)
+                enqueue: Enqueue = partial(self._prefill, launch, self._captured_layers(launch, sms, stream))
             case DecodeStep():
                 enqueue = self._prepare_decode(launch, sms, stream, first_sm)
             case MixedStep():
@@ -172,7 +108,9 @@ class CudaRunner:
             return enqueue()
 
     def drop_prefill(self, batch_id: int) -> None:
-        self._prefills.pop(batch_id, None)
+        state = self._prefills.pop(batch_id, None)
+        if state is not None and state.bucket is not None:
+            state.bucket.let_go(batch_id)
         self.arena.let_go(batch_id)
 
     def forget_model(self, model: str) -> None:
@@ -180,36 +118,75 @@ class CudaRunner:
             if state.model == model:
                 self.drop_prefill(batch_id)
 
-    def _prefill(self, launch: PrefillSlice) -> Read:
+    def _captured_layers(self, launch: PrefillSlice, sms: int, stream: Any) -> GraphKey | None:
+        """Returns what to look for among the graphs."""
+        model = self._models[launch.model]
+        num_tokens = sum(chunk.length for chunk in launch.chunks)
+        size = token_bucket_of(num_tokens, model.captured_tokens_per_sm * sms)
+        if size is None or not may_be_captured(launch.chunks, model.info.own_kv_beyond_tokens):
+            return None
+        key = GraphKey(model=launch.model, bucket=size, sms=sms, part=LAYERS)
+        self._graphs.wants(key, stream)
+        return key
+
+    def _prefill(self, launch: PrefillSlice, key: GraphKey | None) -> Read:
         try:
-            return self._prefill_slice(launch)
+            return self._prefill_slice(launch, key)
         except BaseException:
+            for bucket in self._models[launch.model].prefill_buckets.values():
+                bucket.let_go(launch.batch_id)
             self.arena.let_go(launch.batch_id)
             raise
 
-    def _prefill_slice(self, launch: PrefillSlice) -> Read:
+    def _prefill_slice(self, launch: PrefillSlice, key: GraphKey | None) -> Read:
         model = self._models[launch.model]
+        steps = None if key is None else self._graphs.find(key)
         if launch.first_layer == 0:
-            batch = stage_batch(self._stage, launch.chunks, (), model.row_table, model.kv.tokens_per_row)
-            upload_begun(model, batch)
-            with model.workspace.keeping(launch.batch_id):
-                hidden, rotary = model.decoder.start(
-                    batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts
-                )
-            state = UnfinishedDevicePrefill(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
+            state = self._begin_prefill(launch, model, None if key is None or steps is None else key.bucket)
         else:
             state = self._prefills.pop(launch.batch_id)
         assert state.next_layer == launch.first_layer, "slices of a prefill batch must follow one another"
-        layers = launch.first_layer, launch.last_layer
-        state.hidden = self._forward(model, state.batch, state.hidden, state.rotary, layers, 1, state.adapters)
+        if steps is not None and state.bucket is not None:
+            state.bucket.run(steps, launch.first_layer, launch.last_layer)
+        else:
+            self._run_layers(launch, model, state)
         state.next_layer = launch.last_layer
         if launch.last_layer < model.info.spec.num_layers:
             self._prefills[launch.batch_id] = state
             return Produced
         with model.workspace.passing():
             read = _sample_batch(model, state.batch, state.hidden, launch.chunks)
+        if state.bucket is not None:
+            state.bucket.let_go(launch.batch_id)
         self.arena.let_go(launch.batch_id)  # the lane's next launch comes after this one
         return read
+
+    def _begin_prefill(
+        self, launch: PrefillSlice, model: CudaModel, captured_tokens: int | None
+    ) -> UnfinishedDevicePrefill:
+        """`captured_tokens`: the bucket of which there is a graph."""
+        batch = stage_batch(self._stage, launch.chunks, (), model.row_table, model.kv.tokens_per_row)
+        upload_begun(model, batch)
+        if captured_tokens is not None:
+            bucket = model.prefill_bucket(captured_tokens)
+            if not bucket.is_taken:
+                hidden = bucket.begin(launch.batch_id, batch.tensors)
+                return UnfinishedDevicePrefill(launch.model, batch, None, hidden, 0, None, bucket)
+        with model.workspace.keeping(launch.batch_id):
+            hidden, rotary = model.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"], batch.prompts)
+        return UnfinishedDevicePrefill(launch.model, batch, rotary, hidden, 0, _adapters(model, launch.chunks, ()))
+
+    def _run_layers(self, launch: PrefillSlice, model: CudaModel, state: UnfinishedDevicePrefill) -> None:
+        """Launch by launch."""
+        if state.rotary is None:  # it began with a graph that this slice's share of SMs has not
+            tensors = state.batch.tensors
+            state.rotary = model.decoder.start(tensors["token_ids"], tensors["positions"])[1]
+        layers = launch.first_layer, launch.last_layer
+        hidden = self._forward(model, state.batch, state.hidden, state.rotary, layers, 1, state.adapters)
+        if state.bucket is None:
+            state.hidden = hidden
+        else:
+            state.bucket.keep(hidden)
 
     def _mixed(self, launch: MixedStep, sms: int) -> Read:
         model = self._models[launch.model]
@@ -239,18 +216,33 @@ class CudaRunner:
         )
 
     def capture(self, key: GraphKey, stream: Any) -> None:
-        """`stream` as in `prepare`. Waits for what it holds; no launch of this runner may be in flight."""
-        bucket = self._models[key.model].bucket(key.bucket)
+        """Captures a decode step, or one layer that is left of a prompt's. `stream` as in `prepare`. Waits for what it
+        holds; no launch of this runner may be in flight.
+        """
+        try:
+            self._capture(key, stream)
+        except torch.OutOfMemoryError as error:  # for buffers: what captures lack they tell the graphs themselves
+            self._graphs.put_off(PlannedCapture(key, stream), error)
+
+    def _capture(self, key: GraphKey, stream: Any) -> None:
+        model = self._models[key.model]
+        if key.part == LAYERS:
+            prompts = model.prefill_bucket(key.bucket)
+            with prompts.spared():
+                self._graphs.capture(key, prompts.steps, stream)
+            stream.synchronize()  # the next slice may come on another stream
+            return
+        bucket = model.bucket(key.bucket)
         bucket.load_padding(self._stage)
         stream.synchronize()
-        self._graphs.capture(key, self._part(bucket, key), stream)
+        self._graphs.capture(key, lambda: (self._part(bucket, key),), stream)
 
     def _prepare_decode(self, launch: DecodeStep, sms: int, stream: Any, first_sm: int) -> Enqueue:
         model = self._models[launch.model]
         bucket = model.bucket(len(launch.sequences))
         batch = bucket.order.of(launch.sequences)
         rows = bucket.sampling(batch)
-        key = GraphKey(model=launch.model, bucket=bucket.size, decode_sms=sms, part=LOGITS, first_sm=first_sm)
+        key = GraphKey(model=launch.model, bucket=bucket.size, sms=sms, part=LOGITS, first_sm=first_sm)
         if any(sequence.adapter is not None for sequence in batch):
             # Which adapters a step reads is another each time: it is not captured.
             forward: Step = partial(bucket.forward, sms, _adapters(model, (), batch))
@@ -265,11 +257,12 @@ class CudaRunner:
         """Part of a step, launch by launch where there is no graph of it."""
         if self._graphs.wants(key, stream):
             self.capture(key, stream)
-        return self._graphs.step(key, self._part(bucket, key))
+        found = self._graphs.find(key)
+        return self._part(bucket, key) if found is None else found[0]
 
     def _part(self, bucket: DecodeBucket, key: GraphKey) -> Step:
         if key.part == LOGITS:
-            return partial(bucket.forward, key.decode_sms)
+            return partial(bucket.forward, key.sms)
         return partial(bucket.sample, SamplingKind(key.part))
 
     def _decode(self, step: _PreparedDecode, sample: Step) -> Read:
@@ -304,12 +297,12 @@ class CudaRunner:
         return read
 
 
-MakeCudaRunner = Callable[[int, Mapping[str, CudaModel], DecodeGraphs, torch.device], CudaRunner]
+MakeCudaRunner = Callable[[int, Mapping[str, CudaModel], LaunchGraphs, torch.device], CudaRunner]
 """Makes the runner of a lane, by its number, over an executor's models."""
 
 
 def lone_cuda_runner(
-    number: int, models: Mapping[str, CudaModel], graphs: DecodeGraphs, device: torch.device
+    number: int, models: Mapping[str, CudaModel], graphs: LaunchGraphs, device: torch.device
 ) -> CudaRunner:
     """A runner that no other rank works with, the same for every lane."""
     return CudaRunner(models, graphs, device)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.models.attention import chunk_attention
@@ -24,14 +25,39 @@ def varlen_attention(
     """Causal, aligned at the end: each chunk's queries are the last tokens of its context.
 
     query: [tokens, heads, head_dim]; key, value: [all contexts, kv_heads, head_dim]; *_ends: int32 [chunks + 1],
-    cumulative. Fills `attended`, of the shape of `query`: by torch's flash kernel, which needs no repeated keys for
-    grouped queries, where there is one.
+    cumulative. Fills `attended`, of the shape of `query`.
     """
     if not query.is_cuda or not has_flash_kernel(query.dtype, query.shape[2]):
         _by_chunk(query, key, value, chunks, attended.flatten(1))
         return
     longest, longest_context = max(chunk.length for chunk in chunks), max(chunk.context_tokens for chunk in chunks)
-    arguments = query, key, value, query_ends, context_ends, longest, longest_context, 0.0, True, False
+    _flash(attended, query, key, value, query_ends, context_ends, longest, longest_context)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+    """Causal, each chunk over itself; where chunks end is known to the device alone, so that it can be captured.
+
+    query: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; ends: int32, cumulative, from 0 to all
+    tokens, which may come several times. Returns the shape of `query`.
+    """
+    num_tokens, _, head_dim = query.shape
+    if query.is_cuda and has_flash_kernel(query.dtype, head_dim):
+        attended = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        _flash(attended, query, key, value, ends, ends, num_tokens, num_tokens)
+        return attended
+    places = torch.arange(num_tokens, dtype=torch.int32, device=query.device)
+    chunks = torch.searchsorted(ends[1:], places, right=True)
+    visible = (chunks[:, None] == chunks) & (places[:, None] >= places)
+    query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
+    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, enable_gqa=True)
+    return attended[0].transpose(0, 1)
+
+
+def _flash(attended: Tensor, query: Tensor, *others: Tensor | int) -> None:
+    """Fills it by torch's flash kernel, which needs no repeated keys for grouped queries. `others`: keys, values, where
+    queries and contexts end, and the most tokens of each that a chunk may have.
+    """
+    arguments = query, *others, 0.0, True, False  # no dropout, causal, no mask for debugging
     in_place = getattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace", None)
     if in_place is None:  # torch 2.11 has it not, and keeps what it returns for each stream
         attended.copy_(torch.ops.aten._flash_attention_forward(*arguments)[0])

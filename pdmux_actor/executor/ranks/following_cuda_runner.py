@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, UnfinishedDevicePrefill, upload_begun
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
+from pdmux_actor.executor.cuda.cuda_model import CudaModel
+from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, UnfinishedDevicePrefill, upload_begun
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent, DeviceBatch
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.ranks.device_frames import BucketInputs, DecodePass, DeviceBatchOnWire, DevicePass
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels
@@ -25,7 +26,7 @@ class FollowingCudaRunner(CudaRunner):
     def __init__(
         self,
         models: Mapping[str, CudaModel],
-        graphs: DecodeGraphs,
+        graphs: LaunchGraphs,
         device: torch.device,
         group: LaneGroup,
     ) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner, Enqueue
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
+from pdmux_actor.executor.cuda.cuda_model import CudaModel
+from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, Enqueue
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.ranks.device_frames import DeviceBatchOnWire, DevicePass, on_wire
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels
@@ -34,7 +35,7 @@ class LeadingCudaRunner(CudaRunner):
         self,
         number: int,
         models: Mapping[str, CudaModel],
-        graphs: DecodeGraphs,
+        graphs: LaunchGraphs,
         device: torch.device,
         *,
         group: LaneGroup,

@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 from cpu_rig import NAN_BYTE, CpuRig
 
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, Step
+from pdmux_actor.executor.cuda.graph_key import Step
 from pdmux_actor.executor.cuda.lane_device import Event
+from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
@@ -91,7 +93,7 @@ class CpuLanes:
 class RerunCapture:
     """As capturing does, it runs the step once; `graph_bytes` is what each takes, `fails` what a capture raises."""
 
-    def __init__(self, graph_bytes: int, fails: RuntimeError | None = None) -> None:
+    def __init__(self, graph_bytes: int, fails: Exception | None = None) -> None:
         self.graph_bytes = graph_bytes
         self.fails = fails
         self.count = 0
@@ -114,18 +116,21 @@ def make_cuda_rig(
     *,
     budget_bytes: int = 1 << 30,
     graph_bytes: int = 1 << 20,
-    capture_fails: RuntimeError | None = None,
+    capture_fails: Exception | None = None,
     captures_ahead: bool = False,
     launch_limits: LaunchLimits = DEFAULT_LIMITS,
     paged_flash: PagedFlash | None = None,
+    captures_prompts: bool = False,
 ) -> CpuRig:
+    """Without `captures_prompts` the host launches layers in no time, so that no prompt is worth a graph."""
     executor = TorchCudaExecutor(
         kv_pool_bytes=KV_POOL_BYTES,
         block_bytes=BLOCK_BYTES,
         lanes=CpuLanes(),
         device=replace(H200, num_sms=NUM_SMS),
-        graphs=DecodeGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
+        graphs=LaunchGraphs(RerunCapture(graph_bytes, capture_fails), budget_bytes),
         captures_ahead=captures_ahead,
+        eager_layer_s=EAGER_LAYER_S if captures_prompts else 0.0,
         paged_flash=paged_flash,
         launch_limits=launch_limits,
     )

@@ -15,7 +15,7 @@ import torch
 from cpu_rig import CpuRig
 from cuda_rig import BLOCK_BYTES, KV_POOL_BYTES, NUM_SMS, CpuLanes
 
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.ranks.following_cuda_runner import FollowingCudaRunner
 from pdmux_actor.executor.ranks.following_rank import FollowingRank
 from pdmux_actor.executor.ranks.lane_group import open_lane_groups
@@ -39,7 +39,7 @@ def _executor(rank: int, make_runner) -> TorchCudaExecutor:
         block_bytes=BLOCK_BYTES,
         lanes=CpuLanes(),
         device=replace(H200, num_sms=NUM_SMS),
-        graphs=DecodeGraphs(None, 0),
+        graphs=LaunchGraphs(None, 0),
         captures_ahead=False,
         share=RankShare(rank=rank, num_ranks=2),
         make_runner=make_runner,

@@ -50,7 +50,7 @@ def test_decode__two_models_at_once__have_graphs_of_their_sms_and_tokens_as_in_s
     }
     while rig.executor._capture_planned():  # of what the steps lacked
         pass
-    places = {(key.model, key.first_sm, key.decode_sms) for key in rig.executor._graphs._graphs}
+    places = {(key.model, key.first_sm, key.sms) for key in rig.executor._graphs._graphs}
     assert places == {(model, first_sm, 2) for model in models for first_sm in (0, 2)}
     with pytest.raises(AssertionError, match="exceeds"):
         rig.executor.submit(DecodeStep(model=models[0], sequences=(), part=DecodePart(1, 3, 2)))

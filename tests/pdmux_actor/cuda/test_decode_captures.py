@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
@@ -13,7 +14,9 @@ from cuda_rig import NUM_SMS, NoStream, RerunCapture, make_cuda_rig
 
 from pdmux_actor.executor.base import Executor
 from pdmux_actor.executor.cuda.capture_plan import captured_buckets, captured_shares
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey, PlannedCapture, Step
+from pdmux_actor.executor.cuda.cuda_model import CudaModel
+from pdmux_actor.executor.cuda.graph_key import GraphKey, PlannedCapture, Step
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.scheduling.launch import DecodeStep, Lane
 from placement.launch_limits import LaunchLimits
 
@@ -74,7 +77,7 @@ def test_wait__nothing_in_flight__captures_what_is_planned_before_it_sleeps(
 
 
 def test_wants__shape_that_comes_again_and_again__is_captured_though_the_lane_never_rests() -> None:
-    graphs = DecodeGraphs(RerunCapture(graph_bytes=1), budget_bytes=100)
+    graphs = LaunchGraphs(RerunCapture(graph_bytes=1), budget_bytes=100)
 
     asked = [graphs.wants(graph_key("a", 1), NoStream(Lane.DECODE, 16)) for _ in range(8)]
 
@@ -91,13 +94,13 @@ def test_decode__request_that_asks_for_more__uses_the_graph_of_all_up_to_the_log
     generate(rig, "llama", (5,))
     rest(rig)
     replayed: list[str] = []
-    step = DecodeGraphs.step
+    find = LaunchGraphs.find
 
-    def noted(self: DecodeGraphs, key: GraphKey, eager: Step) -> Step:
+    def noted(self: LaunchGraphs, key: GraphKey) -> Sequence[Step] | None:
         replayed.extend([key.part] if key in self._graphs else [])
-        return step(self, key, eager)
+        return find(self, key)
 
-    monkeypatch.setattr(DecodeGraphs, "step", noted)
+    monkeypatch.setattr(LaunchGraphs, "find", noted)
     generate(rig, "llama", (5,), **sampling)
 
     assert [part for part in replayed if part == "logits"] == ["logits"] * (NEW_TOKENS - 1)
@@ -144,8 +147,9 @@ def test_decode__budget_of_nothing__goes_on_launch_by_launch_with_the_same_token
 def test_decode__capture_fails__runs_launch_by_launch_and_is_not_tried_again(
     tiny_checkpoints: Mapping[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """What a model's own code raises meanwhile is no reason to end the unit, either."""
     produced = []
-    for fault in (None, RuntimeError("operation not permitted when stream is capturing")):
+    for fault in (None, RuntimeError("operation not permitted when stream is capturing"), ValueError("a branch")):
         rig = make_cuda_rig(capture_fails=fault)
         rig.load("qwen2", tiny_checkpoints["qwen2"])
         for _ in range(2):
@@ -156,8 +160,70 @@ def test_decode__capture_fails__runs_launch_by_launch_and_is_not_tried_again(
         facts = rig.executor.graph_facts
         assert (facts["graphs"], facts["graphs_that_failed"]) == ((0, 2) if fault else (2, 0))
 
-    assert produced[0] == produced[1]
+    assert produced[0] == produced[1] == produced[2]
     assert "cannot be captured" in caplog.text
+
+
+def test_decode__capture_finds_no_memory__is_tried_again_once_a_model_has_left(
+    tiny_checkpoints: Mapping[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_cuda_rig(capture_fails=RuntimeError("CUDA out of memory. Tried to allocate 32.00 MiB."))
+    for model in ("llama", "qwen2"):
+        rig.load(model, tiny_checkpoints[model])
+    captured = rig.executor._graphs._capture
+    first = generate(rig, "llama", (3, 6))
+    rest(rig)
+    facts = rig.executor.graph_facts
+    assert (facts["graphs"], facts["graphs_without_memory"], facts["graphs_that_failed"]) == (0, 1, 0)
+    assert captured.count == 1  # where one found none, what was planned with it would not, either
+    rig.load("qwen3", tiny_checkpoints["qwen3"])
+    assert rig.executor.graph_facts["graphs_planned"] == 2  # loading takes more than a loaded model
+    rest(rig)
+    captured.fails = None
+
+    rig.executor.detach_model("qwen2")
+    rest(rig)
+
+    facts = rig.executor.graph_facts
+    assert (facts["graphs"], facts["graphs_without_memory"]) == (2, 0)
+    assert generate(rig, "llama", (3, 6)) == first
+    assert caplog.text.count("finds no memory") == 2
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("buffers", ["bucket", "prefill_bucket"])
+def test_wait__no_memory_for_the_buffers_of_a_capture__launches_go_on(
+    tiny_checkpoints: Mapping[str, Path], buffers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_cuda_rig(captures_prompts=True)
+    rig.load("llama", tiny_checkpoints["llama"])
+    first = generate(rig, "llama", (3, 6))
+
+    def fail(model: CudaModel, size: int) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    with monkeypatch.context() as short:
+        short.setattr(CudaModel, buffers, fail)
+        rest(rig)
+
+    assert rig.executor.graph_facts["graphs_without_memory"] > 0
+    assert generate(rig, "llama", (3, 6)) == first
+
+
+def test_wants__shape_that_found_no_memory__waits_and_others_may_be_tried() -> None:
+    graphs = LaunchGraphs(RerunCapture(graph_bytes=1, fails=RuntimeError("out of memory")), budget_bytes=100)
+    stream = NoStream(Lane.DECODE, 16)
+    graphs.plan([PlannedCapture(graph_key("a", 2), stream)])
+
+    graphs.capture(graph_key("a", 1), lambda: [list], stream)
+
+    assert [graphs.wants(graph_key("a", 1), stream) for _ in range(10)] == [False] * 10
+    assert graphs.num_planned == 0
+    graphs.wants(graph_key("a", 2), stream)
+    assert graphs.num_planned == 1
+    graphs.forget_model("a")
+    graphs.memory_came_free()
+    assert graphs.num_planned == 0
 
 
 def test_decode__captured_in_traffic__the_capture_is_no_part_of_its_time(tiny_checkpoints: Mapping[str, Path]) -> None:
@@ -182,44 +248,57 @@ def test_decode__captured_in_traffic__the_capture_is_no_part_of_its_time(tiny_ch
 
 
 def graph_key(model: str, bucket: int) -> GraphKey:
-    return GraphKey(model=model, bucket=bucket, decode_sms=16, part="greedy")
+    return GraphKey(model=model, bucket=bucket, sms=16, part="greedy")
 
 
 def test_capture__budget_spent__takes_the_place_of_what_was_used_longest_ago() -> None:
-    graphs = DecodeGraphs(RerunCapture(graph_bytes=60), budget_bytes=100)
+    graphs = LaunchGraphs(RerunCapture(graph_bytes=60), budget_bytes=100)
     stream = NoStream(Lane.DECODE, 16)
     keys = [graph_key("a", bucket) for bucket in (1, 2, 4)]
     for key in keys[:2]:
-        graphs.capture(key, list, stream)
+        graphs.capture(key, lambda: [list], stream)
     assert (len(graphs), graphs.used_bytes) == (2, 120)
-    graphs.step(keys[0], dict)
+    graphs.find(keys[0])
 
-    graphs.capture(keys[2], list, stream)
+    graphs.capture(keys[2], lambda: [list], stream)
 
-    assert [graphs.step(key, dict) is list for key in keys] == [True, False, True]
+    assert [graphs.find(key) for key in keys] == [[list], None, [list]]
     assert (graphs.num_evicted, graphs.used_bytes) == (1, 120)
 
 
+def test_capture__fails__what_is_planned_like_it_waits_until_a_launch_asks_for_it() -> None:
+    graphs = LaunchGraphs(RerunCapture(graph_bytes=1, fails=ValueError("a branch")), budget_bytes=100)
+    stream = NoStream(Lane.DECODE, 16)
+    graphs.plan(PlannedCapture(key, stream) for key in (graph_key("a", 2), graph_key("b", 2)))
+
+    graphs.capture(graph_key("a", 1), lambda: [list], stream)
+
+    assert graphs.num_planned == 1
+    graphs.wants(graph_key("a", 2), stream)
+    assert graphs.next_planned().key == graph_key("a", 2)
+
+
 def test_next_planned__budget_spent__only_what_launches_asked_for_takes_the_place_of_others() -> None:
-    graphs = DecodeGraphs(RerunCapture(graph_bytes=60), budget_bytes=50)
+    graphs = LaunchGraphs(RerunCapture(graph_bytes=60), budget_bytes=50)
     stream = NoStream(Lane.DECODE, 16)
     graphs.plan(PlannedCapture(graph_key("a", bucket), stream) for bucket in (1, 2, 4))
-    graphs.capture(graphs.next_planned().key, list, stream)
+    graphs.capture(graphs.next_planned().key, lambda: [list], stream)
     graphs.wants(graph_key("a", 4), stream)
 
     assert graphs.next_planned().key == graph_key("a", 4)
+    graphs.capture(graph_key("a", 4), lambda: [list], stream)
     assert graphs.next_planned() is None
     assert graphs.num_planned == 0
 
 
 def test_forget_model__its_graphs_and_plans_are_gone() -> None:
-    graphs = DecodeGraphs(RerunCapture(graph_bytes=60), budget_bytes=1000)
+    graphs = LaunchGraphs(RerunCapture(graph_bytes=60), budget_bytes=1000)
     stream = NoStream(Lane.DECODE, 16)
     for model in ("a", "b"):
-        graphs.capture(graph_key(model, 1), list, stream)
+        graphs.capture(graph_key(model, 1), lambda: [list], stream)
         graphs.plan([PlannedCapture(graph_key(model, 2), stream)])
 
     graphs.forget_model("a")
 
     assert (len(graphs), graphs.used_bytes, graphs.num_planned) == (1, 60, 1)
-    assert graphs.step(graph_key("a", 1), dict) is dict
+    assert graphs.find(graph_key("a", 1)) is None

@@ -22,10 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from gpu.random_models import random_model
 
 from pdmux_actor.executor.cuda import cuda_runner, decode_kernels, kv_kernels, sampling_kernels, uniform_kernels
-from pdmux_actor.executor.cuda.cuda_runner import CudaModel, CudaRunner
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs
+from pdmux_actor.executor.cuda.cuda_model import CudaModel
+from pdmux_actor.executor.cuda.cuda_runner import CudaRunner
 from pdmux_actor.executor.cuda.device_attention import DeviceKv
 from pdmux_actor.executor.cuda.host_stage import Arrays, layout, views
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.models import triton_operators
 from pdmux_actor.models.triton_operators import TritonOperators
@@ -111,7 +112,7 @@ class OtherDevice:
             max_rows=rows,
             workspace=workspace,
         )
-        self.runner = CudaRunner({info.model: self.model}, DecodeGraphs(None, 0), GPU)
+        self.runner = CudaRunner({info.model: self.model}, LaunchGraphs(None, 0), GPU)
         self.runner._stage = FakeStage()
         self.runner.arena.resize(1 << 20)
 

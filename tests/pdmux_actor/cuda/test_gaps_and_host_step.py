@@ -9,9 +9,11 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu import charts, gaps, host_step
+from gpu import charts, floors, gaps, host_slice, host_step
 from gpu.kept_rows import KeptRows
-from test_gpu_benchmarks import tiny_executor
+from test_gpu_benchmarks import LLAMA_8B, tiny_executor
+
+from profiler.gpus.h200 import DEVICE as H200
 
 
 def test_gaps__tiny_model__a_row_for_each_rate_and_policy_with_the_same_arrivals(tmp_path: Path) -> None:
@@ -45,3 +47,21 @@ def test_host_step__any_batch__times_of_what_the_host_does(tmp_path: Path) -> No
     (row,) = json.loads(result.read_text())["rows"]
     assert all(0 < row[name] < 1e6 for name in ("us", "drawn_us", "joined_us", "new_us"))
     assert picture.stat().st_size > 1000
+
+
+def test_host_slice__any_batch__times_of_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_slice, "_MODEL", "tiny")
+    monkeypatch.setattr(host_slice, "_WARM_UPS", 1)
+    result, picture = tmp_path / "host_slice.json", tmp_path / "host_slice.png"
+    KeptRows(result, host_slice.ROW_KEY).attempt({"prompts": 2, "tokens": 3}, lambda: host_slice.measure(2, 3, 2))
+    charts.draw_report(result, picture, host_slice.draw)
+
+    (row,) = json.loads(result.read_text())["rows"]
+    assert (row["layers"], row["turns"]) == (2, 2)
+    assert row["eager_us"] > row["layer_us"] > 0
+    assert row["eager_us"] > row["captured_us"] > 0
+    assert picture.stat().st_size > 1000
+
+
+def test_prefill_floor__short_prompt__is_the_reading_of_the_weights() -> None:
+    assert floors.prefill_floor_s(LLAMA_8B, H200, 64) == pytest.approx(3.5e-3, rel=0.02)

@@ -9,7 +9,14 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import CpuRig
 from cuda_rig import BLOCK_BYTES, make_cuda_rig
-from gpu_scenarios import drawn_and_greedy, furthest, top_after_prefix, top_of_chunks, write_large_vocabulary
+from gpu_scenarios import (
+    drawn_and_greedy,
+    furthest,
+    top_after_prefix,
+    top_of_chunks,
+    top_of_prompt,
+    write_large_vocabulary,
+)
 
 
 def test_scenarios__on_the_cpu_rig__give_what_the_cpu_executor_gives(tiny_checkpoints: Mapping[str, Path]) -> None:
@@ -19,10 +26,13 @@ def test_scenarios__on_the_cpu_rig__give_what_the_cpu_executor_gives(tiny_checkp
 
     prefixes = [top_after_prefix(rig, "llama", 20, 16) for rig in (ours, cpu)]
     chunks = [top_of_chunks(rig, "llama", 20, 8) for rig in (ours, cpu)]
+    layers = [top_of_prompt(rig, "llama", 20) for rig in (ours, cpu)]
 
     assert furthest(*prefixes) < 1e-4
     assert furthest(*chunks) < 1e-4
+    assert furthest(*layers) < 1e-4
     assert furthest(prefixes[0], chunks[0]) < 1e-4
+    assert furthest(prefixes[0], layers[0]) < 1e-4
     assert drawn_and_greedy(ours, "llama", 4, 2) == drawn_and_greedy(cpu, "llama", 4, 2)
 
 

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdmux_actor.executor.cuda.decode_graphs import CudaGraphCapture, DecodeGraphs, GraphKey
+from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
+from pdmux_actor.executor.cuda.graph_key import LAYERS, GraphKey, PlannedCapture, Step
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 
 GRAPH_BYTES = 7
 MODEL_BYTES = 1000
@@ -42,6 +44,9 @@ class RecordingCuda:
 
     def mem_get_info(self) -> tuple[int, int]:
         return self.free_bytes, 1 << 21
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty_cache")
 
     def memory_reserved(self) -> int:
         return self.reserved_bytes
@@ -115,15 +120,15 @@ def test_capture__step_fails__leaves_the_stream_able_to_launch(cuda: RecordingCu
     assert cuda.calls[-1] == "end"
 
 
-def captures(graphs: DecodeGraphs, cuda: RecordingCuda, model: str) -> bool:
+def captures(graphs: LaunchGraphs, cuda: RecordingCuda, model: str) -> bool:
     """Whether a step of `model` was captured."""
-    key = GraphKey(model=model, bucket=1, decode_sms=16, part="greedy")
-    graphs.capture(key, lambda: cuda.calls.append("step"), stream_of(cuda))
+    key = GraphKey(model=model, bucket=1, sms=16, part="greedy")
+    graphs.capture(key, lambda: [lambda: cuda.calls.append("step")], stream_of(cuda))
     return graphs.num_failed == 0
 
 
 def test_graphs__last_model_left_and_another_came__are_captured_again(cuda: RecordingCuda) -> None:
-    graphs = DecodeGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
+    graphs = LaunchGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
     assert captures(graphs, cuda, "first")
     assert captures(graphs, cuda, "second")
     graphs.forget_model("first")
@@ -142,7 +147,7 @@ def test_graphs__last_model_left_and_another_came__are_captured_again(cuda: Reco
 def test_graphs__one_capture_broke_off__the_next_shape_is_captured(
     cuda: RecordingCuda, ends_broken_captures: bool
 ) -> None:
-    graphs = DecodeGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
+    graphs = LaunchGraphs(CudaGraphCapture(cuda), budget_bytes=1000)
     cuda.ends_broken_captures = ends_broken_captures
     calls = []
 
@@ -151,9 +156,72 @@ def test_graphs__one_capture_broke_off__the_next_shape_is_captured(
         if len(calls) == 2:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    key = GraphKey(model="m", bucket=1, decode_sms=16, part="greedy")
-    graphs.capture(key, step_that_breaks, stream_of(cuda))
-    assert graphs.step(key, step_that_breaks) is step_that_breaks
+    key = GraphKey(model="m", bucket=1, sms=16, part="greedy")
+    graphs.capture(key, lambda: [step_that_breaks], stream_of(cuda))
+    assert graphs.find(key) is None
 
     assert captures(graphs, cuda, "other model") is False  # the broken one is still counted
     assert (len(graphs), graphs.num_failed) == (1, 1)
+
+
+def test_graphs__shape_of_several_steps__each_is_captured_by_itself_and_found_with_the_last(
+    cuda: RecordingCuda,
+) -> None:
+    graphs, asked = LaunchGraphs(CudaGraphCapture(cuda), budget_bytes=1000), []
+    key = GraphKey(model="m", bucket=16, sms=16, part=LAYERS)
+
+    def steps() -> list[Step]:
+        asked.append(key)
+        return [lambda: cuda.calls.append("first"), lambda: cuda.calls.append("second")]
+
+    graphs.capture(key, steps, stream_of(cuda))
+    assert (graphs.find(key), graphs.num_planned, graphs.used_bytes) == (None, 1, GRAPH_BYTES)
+    assert graphs.next_planned().key == key
+    graphs.capture(key, steps, stream_of(cuda))
+
+    begin = "begin (0, 1) thread_local"
+    pieces = [["on", name, "off", "synchronize", "on", begin, name, "end", "off"] for name in ("first", "second")]
+    assert cuda.calls == [*pieces[0], *pieces[1]]
+    assert (len(graphs.find(key)), graphs.num_planned, graphs.used_bytes) == (2, 0, 2 * GRAPH_BYTES + 42)
+    assert asked == [key]
+
+
+@pytest.mark.parametrize("budget_bytes", [GRAPH_BYTES, 1000])
+def test_graphs__all_that_was_begun_is_dropped__the_next_capture_has_a_pool_of_its_own(
+    cuda: RecordingCuda, budget_bytes: int
+) -> None:
+    """torch's allocator takes none again whose graphs have all gone."""
+    graphs = LaunchGraphs(CudaGraphCapture(cuda), budget_bytes)
+    key = GraphKey(model="m", bucket=16, sms=16, part=LAYERS)
+    graphs.capture(key, lambda: [list, list], stream_of(cuda))
+
+    if budget_bytes == GRAPH_BYTES:
+        assert graphs.next_planned() is None
+    else:
+        graphs.put_off(PlannedCapture(key, stream_of(cuda)), RuntimeError("out of memory"))
+
+    assert graphs.used_bytes == 0
+    assert captures(graphs, cuda, "other")
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_capture__no_memory__what_torch_holds_in_reserve_is_given_back_and_it_is_tried_once_more(
+    cuda: RecordingCuda, fails_again: bool
+) -> None:
+    runs: list[int] = []
+
+    def step() -> None:
+        runs.append(1)
+        if len(runs) == 2 or (fails_again and len(runs) > 2):  # the first one is not captured
+            raise RuntimeError("CUDA out of memory. Tried to allocate 32.00 MiB.")
+
+    capture, stream = CudaGraphCapture(cuda), stream_of(cuda)
+    if fails_again:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            capture(step, stream)
+    else:
+        capture(step, stream)
+
+    assert cuda.calls.count("empty_cache") == 1
+    assert cuda.calls.index("empty_cache") > cuda.calls.index("end")  # not within a capture
+    assert len(runs) == 3

@@ -17,9 +17,10 @@ COPYING = frozenset({"tensor", "as_tensor"})  # torch.tensor(..., device=...) wa
 
 # (file, function, call) -> why it may.
 PLACES: Mapping[tuple[str, str, str], str] = {
-    ("cuda_runner.py", "capture", "synchronize"): "before a capture, once per shape",
+    ("cuda_runner.py", "_capture", "synchronize"): "before a capture, once per shape",
     ("cuda_runner.py", "_read_plain", "tolist"): "pinned memory, filled when the launch is over",
-    ("decode_graphs.py", "__call__", "synchronize"): "a capture, once per shape",
+    ("graph_capture.py", "__call__", "synchronize"): "a capture, once per shape",
+    ("graph_capture.py", "__call__", "empty_cache"): "a capture that found no memory",
     ("device_attention.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
     ("device_sampler.py", "_sent", "to"): "from pinned memory, without a wait",
@@ -30,7 +31,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",
     ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
     ("told_products.py", "products_gain_on_partition", "synchronize"): "measures the device, at start",
-    ("cuda_runner.py", "of", "tensor"): "when a model is attached",
+    ("cuda_model.py", "of", "tensor"): "when a model is attached",
     ("torch_cuda.py", "_enqueue", "synchronize"): "a launch that failed",
     ("decoder.py", "__init__", "to"): "when a model is loaded",
 }

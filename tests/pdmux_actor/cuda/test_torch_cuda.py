@@ -18,8 +18,9 @@ from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError, ModelTooLarge
 from pdmux_actor.executor import torch_cuda
 from pdmux_actor.executor.cuda import device_attention
-from pdmux_actor.executor.cuda.decode_graphs import DecodeGraphs, GraphKey
+from pdmux_actor.executor.cuda.graph_key import GraphKey
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.warm_up import prompt_sizes
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
@@ -38,7 +39,7 @@ def test_close__captured_graphs__are_dropped_before_their_contexts() -> None:
     executor = rig.executor
     left = []
     executor._graphs.capture(
-        GraphKey(model="a", bucket=1, decode_sms=16, part="greedy"), list, NoStream(Lane.DECODE, 16)
+        GraphKey(model="a", bucket=1, sms=16, part="greedy"), lambda: [list], NoStream(Lane.DECODE, 16)
     )
     executor._lanes.streams.close = lambda: left.append(len(executor._graphs))
 
@@ -253,7 +254,7 @@ def test_resize_pool__no_model_there__has_the_new_size_and_no_more_than_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executor = TorchCudaExecutor(
-        kv_pool_bytes=0, block_bytes=BLOCK_BYTES, lanes=CpuLanes(), device=H200, graphs=DecodeGraphs(None, 0)
+        kv_pool_bytes=0, block_bytes=BLOCK_BYTES, lanes=CpuLanes(), device=H200, graphs=LaunchGraphs(None, 0)
     )
     assert executor.total_blocks == 0
 
@@ -272,7 +273,7 @@ def test_executor__kv_pool_larger_than_what_is_free__names_the_setting() -> None
             block_bytes=BLOCK_BYTES,
             lanes=lanes,
             device=H200,
-            graphs=DecodeGraphs(None, 0),
+            graphs=LaunchGraphs(None, 0),
         )
 
 

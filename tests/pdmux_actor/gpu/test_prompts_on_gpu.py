@@ -7,11 +7,12 @@ import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt
 from gpu_rig import DEVICE, open_gpu_rig
-from gpu_scenarios import furthest, top_after_prefix, top_of_chunks, write_model
+from gpu_scenarios import furthest, top_after_prefix, top_of_chunks, top_of_prompt, write_model
 from torch.nn.attention import varlen
 from triton.runtime.jit import JITFunction
 
 from pdmux_actor.executor.cuda import decode_kernels, kv_kernels, sampling_kernels, uniform_kernels
+from pdmux_actor.executor.cuda.graph_key import LAYERS
 from pdmux_actor.executor.cuda.prefix_pages import paged_flash, reads_pages
 from pdmux_actor.models import triton_operators
 from placement.launch_limits import LaunchLimits
@@ -54,6 +55,19 @@ def test_logprobs__bf16_in_chunks__err_about_as_much_as_on_the_cpu(
     rigs: Mapping[str, CpuRig], length: int, chunk_tokens: int
 ) -> None:
     exact, on_cpu, on_gpu = (top_of_chunks(rigs[n], "llama", length, chunk_tokens) for n in ("exact", "cpu", "gpu"))
+
+    assert furthest(on_gpu, exact) < 3 * furthest(on_cpu, exact) + 0.02
+
+
+@pytest.mark.parametrize("length", [2, 61, 250])
+def test_logprobs__bf16_by_captured_layers__err_about_as_much_as_on_the_cpu(
+    rigs: Mapping[str, CpuRig], length: int
+) -> None:
+    gpu = rigs["gpu"].executor
+    assert any(key.part == LAYERS for key in gpu._graphs._graphs)
+    assert gpu.graph_facts["prompt_graphs_that_failed"] == 0
+
+    exact, on_cpu, on_gpu = (top_of_prompt(rigs[name], "llama", length) for name in ("exact", "cpu", "gpu"))
 
     assert furthest(on_gpu, exact) < 3 * furthest(on_cpu, exact) + 0.02
 

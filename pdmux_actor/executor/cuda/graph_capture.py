@@ -1,0 +1,93 @@
+"""Captures launches as CUDA graphs."""
+
+from contextlib import suppress
+from typing import Any, Protocol
+
+from pdmux_actor.executor.cuda.graph_key import Step
+
+_SHORT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")  # torch, CUDA and Triton; cuBLAS
+
+
+class Capture(Protocol):
+    def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
+        """Captures `step` on `stream` and returns what replays it, and the bytes of device memory that this graph holds
+        by itself.
+
+        `step` is run before capture, and must be harmless then. Raises what it raises, and RuntimeError where it cannot
+        be captured.
+        """
+        ...
+
+    def shared_bytes(self) -> int:
+        """Device memory of all graphs' intermediate values."""
+        ...
+
+    def renew(self) -> None:
+        """No graph is left."""
+        ...
+
+
+def lacked_memory(error: Exception) -> bool:
+    """Returns whether what failed may succeed once there is more memory."""
+    return any(words in str(error) for words in _SHORT_OF_MEMORY)
+
+
+class CudaGraphCapture:
+    """Captures with torch's CUDA graphs; all share one memory pool. In it torch's allocator gives what one graph has
+    left to others of the same stream, that is of the same lane and SMs, where one graph is replayed after the other.
+
+    torch.cuda.graph would do, but it waits for the whole device and gives the allocator's free memory back: a prefill
+    in flight would be waited for, and the next one would allocate anew. That is done only where a capture finds no
+    memory: while it captures, torch's allocator does not turn to what it has in reserve for others.
+
+    torch's allocator never takes a pool again whose last graph has gone, nor one in which a capture broke off: both
+    would make every later capture fail.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        """`cuda` is torch.cuda, or whatever answers like it."""
+        self._cuda = cuda
+        self._pools: list[Any] = []  # of graphs that are there; the last one takes the next capture
+
+    def renew(self) -> None:
+        self._pools = []
+
+    def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
+        with self._cuda.stream(stream):
+            step()  # compiles kernels and makes cuBLAS's workspace, neither of which can be captured
+        stream.synchronize()
+        try:
+            return self._captured(step, stream)
+        except RuntimeError as error:
+            if not lacked_memory(error):
+                raise
+        self._cuda.empty_cache()
+        return self._captured(step, stream)
+
+    def shared_bytes(self) -> int:
+        segments = [segment for pool in self._pools for segment in self._cuda.memory.memory_snapshot(pool)]
+        return sum(segment["total_size"] for segment in segments)
+
+    def _captured(self, step: Step, stream: Any) -> tuple[Step, int]:
+        if not self._pools:
+            self._pools.append(self._cuda.graph_pool_handle())
+        before_bytes = self._driver_bytes()
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.stream(stream):
+            # Another thread may be loading a model, which allocates: this capture is none of its business.
+            graph.capture_begin(pool=self._pools[-1], capture_error_mode="thread_local")
+            try:
+                step()
+                graph.capture_end()
+            except BaseException:
+                self._pools.append(self._cuda.graph_pool_handle())
+                with suppress(RuntimeError):  # ends the stream's capture; why it failed is on its way up
+                    graph.capture_end()
+                raise
+        return graph.replay, max(0, self._driver_bytes() - before_bytes)
+
+    def _driver_bytes(self) -> int:
+        """What the device lost to others than torch's allocator: a graph's nodes are among it."""
+        free_bytes, total_bytes = self._cuda.mem_get_info()
+        lost_bytes: int = total_bytes - free_bytes - self._cuda.memory_reserved()
+        return lost_bytes

@@ -1,0 +1,115 @@
+"""A prompt's layers at one number of tokens, over buffers that never move, so that each can be captured.
+
+A slice of any layers is a row of replays. What a launch costs is then the device's time, and not the host's for the ten
+kernels of each layer. One prefill batch at a time has the buffers, between its slices, too.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.graph_key import Step
+from pdmux_actor.executor.cuda.prompt_attention import packed_attention
+from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.decoder import LayeredDecoder
+from pdmux_actor.scheduling.launch import Chunk
+
+MOST_CHUNKS = 16
+_NO_ROW = -1
+STEPS_BEFORE_LAYERS = 2
+
+
+def may_be_captured(chunks: Sequence[Chunk], own_kv_beyond_tokens: int | None) -> bool:
+    """Returns whether its layers are the same work for all batches of so many tokens: nothing was cached before, no
+    adapter is asked for, no prompt has rotary frequencies of its own (ModelInfo.own_kv_beyond_tokens).
+    """
+    limit = float("inf") if own_kv_beyond_tokens is None else own_kv_beyond_tokens
+    return len(chunks) <= MOST_CHUNKS and all(
+        chunk.start == 0 and chunk.sequence.adapter is None and chunk.sequence.num_prompt_tokens <= limit
+        for chunk in chunks
+    )
+
+
+class PrefillBucket:
+    """`size` tokens at most. The rest are padding, a chunk of its own that writes no KV."""
+
+    def __init__(self, decoder: LayeredDecoder, kv: DeviceKv, size: int) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self.size = size
+        device = kv.pool.device
+        self._token_ids, self._positions = (torch.zeros(size, dtype=torch.int32, device=device) for _ in range(2))
+        self._rows = torch.full((size,), _NO_ROW, dtype=torch.int32, device=device)
+        self._ends = torch.full((MOST_CHUNKS + 2,), size, dtype=torch.int32, device=device)
+        self._hidden = torch.zeros(size, decoder.spec.hidden_size, dtype=kv.pool.dtype, device=device)
+        self._batch_id: int | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        return self._batch_id is not None
+
+    def begin(self, batch_id: int, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Takes the inputs of a batch (see DeviceBatch). Returns its hidden states, which steps change in place."""
+        assert not self.is_taken, "another batch is between two slices"
+        self._batch_id = batch_id
+        num_tokens, ends = len(tensors["token_ids"]), tensors["query_ends"]
+        self._token_ids[:num_tokens].copy_(tensors["token_ids"])
+        self._positions[:num_tokens].copy_(tensors["positions"])
+        self._rows.fill_(_NO_ROW)[:num_tokens].copy_(tensors["rows"])
+        self._ends.fill_(self.size)[: len(ends)].copy_(ends)
+        return self._hidden[:num_tokens]
+
+    def run(self, steps: Sequence[Step], first_layer: int, last_layer: int) -> None:
+        """Runs layers of the batch by `steps`, which are those of `steps` or what was captured of them."""
+        embed, rotate = steps[:STEPS_BEFORE_LAYERS]
+        if first_layer == 0:
+            embed()
+        rotate()
+        for layer in steps[STEPS_BEFORE_LAYERS + first_layer : STEPS_BEFORE_LAYERS + last_layer]:
+            layer()
+
+    def keep(self, hidden: Tensor) -> None:
+        """Keeps what came of a slice that ran launch by launch."""
+        if hidden.data_ptr() != self._hidden.data_ptr():
+            self._hidden[: len(hidden)].copy_(hidden)
+
+    def let_go(self, batch_id: int) -> None:
+        if self._batch_id == batch_id:
+            self._batch_id = None
+
+    def steps(self) -> Sequence[Step]:
+        """Returns what comes before the layers, and each layer, which reads the rotary of these very steps: while they
+        are captured one by one, others of this bucket may be, too.
+        """
+        rotary = list[Any]()
+        layers = [partial(self._layer, index, rotary) for index in range(self._decoder.spec.num_layers)]
+        return (self._embed, partial(self._rotate, rotary), *layers)
+
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """Encloses runs of `steps` for their own sake: they write no KV, and what a batch has here is as before."""
+        rows, hidden = self._rows.clone(), self._hidden.clone()
+        self._rows.fill_(_NO_ROW)
+        try:
+            yield
+        finally:
+            self._rows.copy_(rows)
+            self._hidden.copy_(hidden)
+
+    def _embed(self) -> None:
+        self._hidden.copy_(self._decoder.start(self._token_ids, self._positions)[0])
+
+    def _rotate(self, rotary: list[Any]) -> None:
+        rotary[:] = [self._decoder.start(self._token_ids, self._positions)[1]]
+
+    def _layer(self, index: int, rotary: list[Any]) -> None:
+        self.keep(self._decoder.forward_layers(self._hidden, rotary[0], self._attend, index, index + 1))
+
+    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN) -> Tensor:
+        self._kv.store(layer, self._rows, self._positions, key, value)
+        return packed_attention(traits.scaled(query), key, value, self._ends).flatten(1)
