@@ -64,7 +64,10 @@ FIRST_GUESSES: Mapping[str, tuple[float, int]] = MappingProxyType(
 def open_session(executor: TorchCudaExecutor, shape: str, policy: str, budget: int, *, dtype: str) -> EngineSession:
     info = hold_random_model(executor, shape, dtype)
     settings = SchedulerSettings(
-        chunk_budget_tokens=budget, max_batch_tokens=MAX_BATCH_TOKENS, max_running_sequences=MAX_SEQUENCES
+        chunk_budget_tokens=budget,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+        longest_chunk_tokens=MAX_BATCH_TOKENS,
+        max_running_sequences=MAX_SEQUENCES,
     )
     session = EngineSession(checkpoints={}, policy=policy, settings=settings, executor=executor, held=(info,))
     session.wait_until_attached()

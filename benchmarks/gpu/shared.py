@@ -41,7 +41,11 @@ POPULARITY: Mapping[str, int] = MappingProxyType({"llama-3-8b": 1, "llama-3-1b":
 FIRST_PER_S = 30.0
 LEAST_REQUESTS = 80  # of both models in a run
 SETTINGS = SchedulerSettings(
-    adapt_quotas=True, chunk_budget_tokens=1024, max_batch_tokens=8192, max_running_sequences=256
+    adapt_quotas=True,
+    chunk_budget_tokens=1024,
+    max_batch_tokens=8192,
+    longest_chunk_tokens=8192,
+    max_running_sequences=256,
 )
 ROW_KEY = ("system", "policy")
 

@@ -95,10 +95,11 @@ def take_chunks(
 ) -> list[Chunk]:
     """Takes sequences out of `partial` and `waiting`, with rows for all their known tokens, as chunks.
 
-    With `whole_prompts` every chunk completes its prompt and only the first may exceed the budget; without it the last
-    chunk is cut at the budget.
+    With `whole_prompts` every chunk completes its prompt and only the first may exceed the budget: it ends where the
+    settings say that a chunk must. Without it the last chunk is cut at the budget.
     """
     chunks: list[Chunk] = []
+    longest = settings.longest_chunk_tokens
     while budget_tokens > 0 and (max_prompts is None or len(chunks) < max_prompts):
         sequence = next_for_prefill(queue, settings, num_taken=len(chunks))
         if sequence is None or (chunks and sequence.gives_way and not chunks[0].sequence.gives_way):
@@ -107,7 +108,7 @@ def take_chunks(
         if length > budget_tokens:
             if whole_prompts and chunks:
                 break
-            length = length if whole_prompts else budget_tokens
+            length = min(length, longest or length) if whole_prompts else budget_tokens
         _take(queue, sequence)
         chunks.append(Chunk(sequence, sequence.num_computed_tokens, length))
         budget_tokens -= length
@@ -138,7 +139,8 @@ def preview_chunks(
 ) -> list[ChunkShape]:
     """Shapes of what `take_chunks` would take with the same arguments, without taking it.
 
-    It does not foresee that KV runs out behind the first sequence: a prediction may then be of a longer launch.
+    It does not foresee that KV runs out behind the first sequence, nor that a very long prompt is cut (its first token
+    comes with its end): a prediction may then be of a longer launch.
     """
     shapes: list[ChunkShape] = []
     head = next_for_prefill(queue, settings)

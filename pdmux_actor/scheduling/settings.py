@@ -11,12 +11,13 @@ DECODE_LANES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """`max_batch_tokens` bounds the new tokens of a prefill batch (a longer prompt is a batch of its own),
-    `chunk_budget_tokens` the tokens of a chunked-prefill step, `max_running_sequences` the sequences of one model that
-    hold KV.
+    """`max_batch_tokens` bounds the new tokens of a prefill batch: a longer prompt is a batch of its own, or several,
+    one after the other, where it is beyond `longest_chunk_tokens`. `chunk_budget_tokens` bounds the tokens of a
+    chunked-prefill step, `max_running_sequences` the sequences of one model that hold KV.
     """
 
     max_batch_tokens: int = 2048
+    longest_chunk_tokens: int | None = None  # None: policies that take whole prompts do, however long
     chunk_budget_tokens: int = 256
     max_running_sequences: int = 64
     prefix_cache: bool = True
@@ -36,3 +37,12 @@ class SchedulerSettings:
 
     def launch_limits(self) -> LaunchLimits:
         return LaunchLimits(batch_tokens=self.max_batch_tokens, sequences=self.max_running_sequences)
+
+
+def longest_chunk_tokens_of(device: str, max_batch_tokens: int) -> int | None:
+    """Returns the most tokens of a chunk: all memory of a GPU is planned, with room for the activations of so many.
+
+    >>> longest_chunk_tokens_of("cuda", 8192), longest_chunk_tokens_of("cpu", 2048)
+    (8192, None)
+    """
+    return max_batch_tokens if device == "cuda" else None

@@ -52,6 +52,19 @@ def test_actor_settings__device_of_a_pool__is_its_engines(device: str, kind: str
     assert actor_settings(shape).engine.kind == kind
 
 
+def test_actor_settings__gpu__cuts_prompts_where_its_memory_is_planned_for_no_more() -> None:
+    fleet = fleet_of(
+        "models: [{id: a, source: org/a}]\nengine: {max_batch_tokens: 4096}\n"
+        "pools: [{name: gpus, device: cuda}, {name: cores, device: cpu}]"
+    )
+    config = serve_config(fleet)
+    shapes = [UnitShape.model_validate(application(config, f"units-{p}")["args"]) for p in ("gpus", "cores")]
+
+    longest = [actor_settings(shape).engine.scheduler.longest_chunk_tokens for shape in shapes]
+
+    assert longest == [4096, None]
+
+
 def test_examples__demo__is_what_the_demo_writes() -> None:
     assert (EXAMPLES / "demo.yaml").read_text() == FLEET_TEXT
 

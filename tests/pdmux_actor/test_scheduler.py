@@ -333,9 +333,10 @@ _events = st.lists(
     prefix_cache=st.booleans(),
     lendable_share=st.sampled_from([0.0, 0.5, 1.0]),
     decode_lanes=st.sampled_from([1, 2, 4]),
+    longest_chunk_tokens=st.sampled_from([None, 30]),
 )
 def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
-    plan, gap_s, num_sms, policy, prefix_cache, lendable_share, decode_lanes
+    plan, gap_s, num_sms, policy, prefix_cache, lendable_share, decode_lanes, longest_chunk_tokens
 ):
     events, requests = [], []
     for i, step in enumerate(plan):
@@ -355,7 +356,8 @@ def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
                 events.append((gap_s * i, RemoveModel(model)))
 
     small = SchedulerSettings(
-        max_batch_tokens=100,
+        max_batch_tokens=longest_chunk_tokens or 100,
+        longest_chunk_tokens=longest_chunk_tokens,
         chunk_budget_tokens=16,
         max_running_sequences=5,
         prefix_cache=prefix_cache,

@@ -18,17 +18,22 @@ from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import make_cuda_rig
 from model_shapes import LLAMA_3_8B
 
+from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.cuda import device_attention
 from pdmux_actor.executor.cuda.lane_arenas import LaneArenas
 from pdmux_actor.executor.cuda.partition_streams import PARTITION_STEP_SMS
-from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent
+from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models import linear
 from pdmux_actor.models.workspace import LaneArena, Workspace
+from pdmux_actor.scheduling.events import Arrival, AttachModel
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, PREFILL_LANE, Chunk, DropPrefill, Lane, MixedStep
 from pdmux_actor.scheduling.partition import decode_shares
+from pdmux_actor.scheduling.settings import SchedulerSettings
 from placement.estimation.memory import CUBLAS_STREAMS, workspace_bytes
 from placement.launch_limits import LaunchLimits
 from profiler.devices import DEVICES
+from profiler.roofline import RooflineLatency
 
 LIMITS = LaunchLimits(batch_tokens=24, sequences=4)
 CPU = torch.device("cpu")
@@ -155,6 +160,37 @@ def test_prefill__prompt_beyond_the_limits__takes_the_rest_from_the_allocator_wi
         assert (rig.executor.arena_facts["beside_arena_bytes"] > 0) is (limits is LIMITS)
 
     assert produced[0] == produced[1]
+
+
+def test_engine__prompt_beyond_the_limits__is_cut_so_that_its_chunks_fit_with_the_same_tokens(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    """What remains beside the arena is the cached prefix of one layer that is gathered."""
+    said, beside_bytes = [], []
+    for longest in (None, LIMITS.batch_tokens):
+        executor = make_cuda_rig(launch_limits=LIMITS).executor
+        info = executor.load_model(ModelSource(model="llama", source=str(tiny_checkpoints["llama"]), dtype="float32"))
+        settings = SchedulerSettings(max_batch_tokens=LIMITS.batch_tokens, longest_chunk_tokens=longest)
+        told: list[TokenEvent] = []
+        loop, inbox = build_engine(
+            executor, policy="mux", settings=settings, latency=RooflineLatency(executor.device), outbox=told.extend
+        )
+        inbox.put(AttachModel(info, executor.total_blocks))
+        sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        slo = Slo(ttft_s=10.0, tbt_s=1.0)
+        request = GenerateRequest(
+            request_id="r", model="llama", prompt_token_ids=make_prompt(90), sampling=sampling, slo=slo
+        )
+        inbox.put(Arrival(request))
+        while not told or told[-1].finish is None:
+            loop.turn()
+            loop.act()
+        said.append([token.token_id for event in told for token in event.tokens])
+        beside_bytes.append(executor.arena_facts["beside_arena_bytes"])
+
+    prefix_bytes = 2 * 90 * info.spec.num_kv_heads * info.spec.head_dim * 4
+    assert said[0] == said[1]
+    assert beside_bytes[1] <= prefix_bytes < beside_bytes[0]
 
 
 def test_prefill__another_batch_between_its_slices__keeps_its_states(tiny_checkpoints: Mapping[str, Path]) -> None:
