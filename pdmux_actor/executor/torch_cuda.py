@@ -20,6 +20,7 @@ from pdmux_actor.executor.cuda.capture_plan import likely_captures
 from pdmux_actor.executor.cuda.cuda_device import check_pool
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
+from pdmux_actor.executor.cuda.device_loss import DeviceLoss
 from pdmux_actor.executor.cuda.graph_key import LAYERS
 from pdmux_actor.executor.cuda.lane_arenas import LaneArenas, arena_facts
 from pdmux_actor.executor.cuda.lane_device import Event, LaneDevice
@@ -127,6 +128,7 @@ class TorchCudaExecutor:
         self._in_flight: dict[int, _InFlight] = {}  # by lane number
         self._failed: list[LaunchCompletion] = []
         self._woken = threading.Event()
+        self._loss = DeviceLoss(lanes, self.wake)
 
     def now(self) -> float:
         return time.perf_counter()
@@ -142,7 +144,7 @@ class TorchCudaExecutor:
         return torch.zeros(self.total_blocks, self.block_bytes, dtype=torch.uint8, device=self._lanes.device)
 
     def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._loss.noted():
             loaded = load_decoder(
                 source.or_dtype(self._default_dtype),
                 on_progress=on_progress,
@@ -226,7 +228,7 @@ class TorchCudaExecutor:
         region = HostRegion(needed_bytes)
         self._lanes.pin(region.whole)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._loss.noted():
                 self._asleep[model] = copy_to_host(source.info, source.decoder, region, self._lanes.copying)
         except BaseException:
             self._lanes.unpin(region.whole)
@@ -237,7 +239,7 @@ class TorchCudaExecutor:
         host = self._asleep[model]
         needed_bytes = resident_bytes(host.info.spec, limits=self._launch_limits)
         check_room(model, host.info.spec, needed_bytes, self._free_bytes())
-        with torch.inference_mode():
+        with torch.inference_mode(), self._loss.noted():
             weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
             decoder = awakened(host.config, weights, host.info.max_model_len, TritonOperators(self.workspace))
         self.hold(LoadedModel(info=host.info, decoder=decoder))  # its kernels were compiled when it came first
@@ -269,6 +271,7 @@ class TorchCudaExecutor:
                 self._complete(n) for n, flight in sorted(self._in_flight.items()) if flight.event.query()
             ]
             self._failed = []
+            self._loss.check()
             if done or self._woken.is_set():
                 self._woken.clear()
                 return tuple(done)

@@ -9,9 +9,11 @@ import torch
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import make_prompt
-from cuda_rig import NoStream, make_cuda_rig
+from cuda_rig import CpuLanes, NoStream, make_cuda_rig
 
+from pdmux_actor.executor import torch_cuda
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner
+from pdmux_actor.model_info import ModelSource
 
 REFUSED = torch.AcceleratorError("CUDA error: invalid configuration argument")
 LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -51,3 +53,27 @@ def test_submit__device_is_lost__ends_the_engine_whoever_noticed(
 
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         rig.executor.submit(launch)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_load_model__fails__ends_the_engine_only_if_the_device_is_lost(
+    tiny_checkpoints: Mapping[str, Path], is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine without a launch would not notice, and every later load would fail."""
+    rig = make_cuda_rig()
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise LOST
+
+    monkeypatch.setattr(torch_cuda, "warm_up", fail)
+    if is_lost:
+        monkeypatch.setattr(CpuLanes, "settle", fail)
+
+    with pytest.raises(torch.AcceleratorError):
+        rig.executor.load_model(ModelSource(model="llama", source=str(tiny_checkpoints["llama"])))
+
+    if is_lost:
+        with pytest.raises(torch.AcceleratorError):
+            rig.executor.wait(None)
+    else:
+        assert rig.executor.wait(0.0) == ()
