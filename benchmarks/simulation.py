@@ -2,9 +2,10 @@
 
     python benchmarks/simulation.py [--quick] [--trace FILE] [--json FILE]
 
-Every run is a process of its own, so that its memory is its own. The first rows are examples/simulated-8gpu.yaml under
-a Mooncake trace (`--trace`, default: ../shared/traces/mooncake_conversation.parquet where it exists) and under its own
-demand, the next the same pools with more nodes and as much more demand, the last examples/simulated-1000gpu.yaml.
+Every run is a process of its own, so that its memory is its own; with MUXFLEET_COMPILED=1 in the environment it runs
+what `muxfleet compile` has compiled. The first rows are examples/simulated-8gpu.yaml under a Mooncake trace (`--trace`,
+default: ../shared/traces/mooncake_conversation.parquet where it exists) and under its own demand, the next the same
+pools with more nodes and as much more demand, the last examples/simulated-1000gpu.yaml.
 """
 
 import argparse
@@ -25,11 +26,21 @@ from deploy.fleet_file.settings import FleetFile, read_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
+from pdmux_actor.scheduling import scheduler
 from router.limits import GatewayLimits
 
 ROOT = Path(__file__).parents[1]
 MOONCAKE = ROOT.parent / "shared" / "traces" / "mooncake_conversation.parquet"
 OPTIONS = RunOptions(limits=GatewayLimits(), gateways=2)
+ONE_RUN = """
+import runpy, sys
+from deploy.compilation.compiled_finder import prefer_compiled_modules
+
+prefer_compiled_modules()
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def with_nodes(fleet: FleetFile, factor: int) -> FleetFile:
@@ -75,6 +86,7 @@ def measure(name: str, file: str, factor: int, duration_s: float, trace: str | N
     return {
         "run": name,
         "policy": policy,
+        "compiled": not str(scheduler.__file__).endswith(".py"),
         "gpus": deployed.num_gpus,
         "units": deployed.num_units,
         "models": len(fleet.models),
@@ -111,7 +123,7 @@ def runs(quick: bool, trace: Path | None) -> list[tuple[str, str, int, float, st
 
 
 COLUMNS: Mapping[str, str] = {
-    **{name: f"{{{name}}}" for name in ("run", "policy", "gpus", "units", "requests")},
+    **{name: f"{{{name}}}" for name in ("run", "policy", "compiled", "gpus", "units", "requests")},
     **{name: f"{{{name}:.0f}}" for name in ("virtual_s", "cpu_s", "times_real", "requests_per_s")},
     **{name: f"{{{name}:.0f}}" for name in ("events_per_s", "steps_per_s", "peak_memory_mib")},
 }
@@ -131,7 +143,7 @@ def main() -> None:
         if args.only and args.only not in run[0]:
             continue
         print(f"{run[0]} ({run[-1]}) ...", file=sys.stderr)
-        command = [sys.executable, __file__, "--one", json.dumps(run)]
+        command = [sys.executable, "-c", ONE_RUN, str(Path(__file__).resolve()), "--one", json.dumps(run)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     print_table(rows, COLUMNS)

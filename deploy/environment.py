@@ -70,6 +70,11 @@ def allows_open_ray() -> bool:
     return os.environ.get("MUXFLEET_ALLOW_OPEN_RAY") == "1"
 
 
+def asks_for_compiled_modules() -> bool:
+    """MUXFLEET_COMPILED=1: what `muxfleet compile` has compiled runs in place of its Python."""
+    return os.environ.get("MUXFLEET_COMPILED") == "1"
+
+
 def with_temporary_files_in(folder: Path) -> Mapping[str, str]:
     """This process's environment for a child that puts its temporary files there."""
     return {**os.environ, "TMPDIR": str(folder)}

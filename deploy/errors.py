@@ -20,6 +20,7 @@ DeployError
 ├── RolloutRefused     a RayService changed in what only another Ray cluster takes over
 ├── RolloutStuck       a pod's successor does not come, or the fleet does not get whole
 ├── DemoWeightsUnavailable  the demo's trained weights cannot be had here
+├── NotCompiled        modules cannot be compiled on this machine
 ├── OutputNotWritable  a file that a command shall write cannot be written
 └── OptionNotUsable    a command's option has a value that cannot be used
 """
@@ -224,6 +225,13 @@ class DemoWeightsUnavailable(DeployError):
 
     def __init__(self, *, reason: str, remedy: str = "") -> None:
         super().__init__(f"no trained weights: {reason}" + (f"; {remedy}" if remedy else ""))
+        self.reason = reason
+        self.remedy = remedy
+
+
+class NotCompiled(DeployError):
+    def __init__(self, *, reason: str, remedy: str) -> None:
+        super().__init__(f"nothing is compiled, all runs as Python: {reason}; {remedy}")
         self.reason = reason
         self.remedy = remedy
 

@@ -7,6 +7,9 @@ from muxfleet.own_packages import claim
 def main() -> None:
     claim()
     leave_pandas_out()
+    from deploy.compilation.compiled_finder import prefer_compiled_modules
+
+    prefer_compiled_modules()
     from deploy.cli import main as run
 
     run()

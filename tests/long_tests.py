@@ -44,6 +44,8 @@ LONG: Sequence[str] = (
     "tests/chaos/test_poison_request.py",
     # Ray starts once more; real engines hand over to each other in test_hand_over_of_engines.py, fake ones die there.
     "tests/e2e/test_fleet_disaggregated.py",
+    # mypyc and a C compiler work for minutes.
+    "tests/deploy/test_compiled_modules.py::test_compiled__any_policy__decides_to_the_byte_what_python_does",
     # Ray starts six more times.
     "tests/e2e/test_serve_deploy.py",
     "tests/e2e/test_supervision.py",

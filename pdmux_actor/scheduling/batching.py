@@ -54,6 +54,9 @@ class PrefillBatches:
     def __iter__(self) -> Iterator[PrefillBatch]:
         return iter(self._batches)
 
+    def __contains__(self, batch: PrefillBatch) -> bool:
+        return batch in self._batches
+
     def __bool__(self) -> bool:
         return bool(self._batches)
 

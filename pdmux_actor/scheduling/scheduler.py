@@ -39,7 +39,8 @@ from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch,
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
-from pdmux_actor.scheduling.policies.base import BatchPolicy, Decode, DispatchPolicy, Mixed, StretchPolicy
+from pdmux_actor.scheduling.policies.base import Decode, Mixed
+from pdmux_actor.scheduling.policies.dispatch_policy import BatchPolicy, DispatchPolicy, StretchPolicy
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prefix_exchange import PrefixExchange
@@ -268,9 +269,8 @@ class Scheduler:
         self._first_tokens.may_hold = policy.target_aware
 
     def _refuse_outgrown(self) -> None:
-        for queue in self._queues.values():
-            for sequence in tuple(queue.outgrown):
-                self._answers.refuse(queue, sequence)
+        for queue, sequence in [(q, s) for q in self._queues.values() for s in q.outgrown]:
+            self._answers.refuse(queue, sequence)
 
     @property
     def _used_blocks(self) -> int:

@@ -28,7 +28,8 @@ from pdmux_actor.scheduling.launch import (
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
 from pdmux_actor.scheduling.plain_batch import PlainBatch, StretchTokens
-from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, DispatchPolicy
+from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode
+from pdmux_actor.scheduling.policies.dispatch_policy import DispatchPolicy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings

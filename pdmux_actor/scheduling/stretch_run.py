@@ -20,7 +20,8 @@ from pdmux_actor.scheduling.decode_stretch import DecodeStretch
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, Launch, LaunchCompletion, MixedStep
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
 from pdmux_actor.scheduling.plain_batch import PlainBatch, StretchTokens, TokenSource
-from pdmux_actor.scheduling.policies.base import Decode, Mixed, StretchPolicy
+from pdmux_actor.scheduling.policies.base import Decode, Mixed
+from pdmux_actor.scheduling.policies.dispatch_policy import StretchPolicy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.settings import SchedulerSettings

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
-from pdmux_actor.scheduling.policies.base import DispatchPolicy, RoomPolicy, UnitState
+from pdmux_actor.scheduling.policies.base import UnitState
+from pdmux_actor.scheduling.policies.dispatch_policy import DispatchPolicy, RoomPolicy
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prompt_order import PromptOrder
 from pdmux_actor.scheduling.queues import ModelQueue

@@ -11,7 +11,7 @@ from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.streams import demand_stream
-from pdmux_actor.scheduling.policies.base import BatchPolicy, StretchPolicy
+from pdmux_actor.scheduling.policies.dispatch_policy import BatchPolicy, StretchPolicy
 from pdmux_actor.scheduling.policies.registry import POLICIES, make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
 from router.limits import GatewayLimits

@@ -7,7 +7,7 @@ import pytest
 from engine_rig import PLAIN, VirtualEngine, make_request
 
 from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy, SetQuotas
-from pdmux_actor.scheduling.policies.base import StretchPolicy
+from pdmux_actor.scheduling.policies.dispatch_policy import StretchPolicy
 from pdmux_actor.scheduling.policies.registry import POLICIES, make_policy
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.scheduling.unit_look import UnitLook

@@ -100,20 +100,23 @@ class _Progress:
         self._due_s = head_sequence(queue).first_token_due_s if batch is None else batch.first_token_due_s
 
     def meets_tbt(self, decode_sms: int) -> bool:
-        return self._cycle.seconds(decode_sms) <= self._target_s
+        seconds = self._cycle.seconds
+        return seconds(decode_sms) <= self._target_s
 
     def meets_ttft(self, decode_sms: int) -> bool:
         left_s = self._prompt_s(decode_sms) * self._layers_left / self._num_layers
         return self._now_s + left_s <= self._due_s
 
     def layers_beside(self, decode_sms: int) -> int:
-        return layers_per_slice(self._cycle.seconds(decode_sms), self._prompt_s(decode_sms), self._num_layers)
+        seconds = self._cycle.seconds
+        return layers_per_slice(seconds(decode_sms), self._prompt_s(decode_sms), self._num_layers)
 
     def layers_in_slack(self) -> int:
         """Returns how many layers fit on all SMs before a sequence's mean gap would be beyond its target."""
         running = [s for queue in self._state.decoding() for s in queue.running]
         due_s = min([_next_due_s(sequence, self._now_s) for sequence in running])
-        slack_s = due_s - self._now_s - self._cycle.alone_s(self._state.total_sms)
+        alone_s = self._cycle.alone_s
+        slack_s = due_s - self._now_s - alone_s(self._state.total_sms)
         if math.isinf(slack_s):
             return self._num_layers
         return max(0, math.floor(slack_s * self._num_layers / self._prompt_s(0)))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdmux_actor.scheduling.policies.base import DispatchPolicy
+from pdmux_actor.scheduling.policies.dispatch_policy import DispatchPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,8 @@ def decode_cycle_s(
     state: UnitState, queues: Sequence[ModelQueue], sms: int, *, beside: Sequence[ChunkShape] = ()
 ) -> float:
     """Predicts the decode cycle of a share that is settled."""
-    return DecodeCycle(state, queues, beside=beside).seconds(sms)
+    seconds = DecodeCycle(state, queues, beside=beside).seconds
+    return seconds(sms)
 
 
 def whole_prefill_s(

@@ -1,6 +1,6 @@
 """Policies by the name that the fleet file uses: every file of this folder that declares a POLICY."""
 
-from pdmux_actor.scheduling.policies.base import DispatchPolicy
+from pdmux_actor.scheduling.policies.dispatch_policy import DispatchPolicy
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from traces.register import Register
 

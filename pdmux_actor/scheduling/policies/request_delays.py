@@ -138,7 +138,8 @@ class Delays:
         self._own_s = decode_cycle_s(state, [queue for queue in decoding if queue.model == model], state.total_sms)
         # The same for every share: the guard knows some of them better than others, which is no reason to choose them.
         least = min(decode_shares(state.device), default=state.total_sms)
-        self._contention = cycle.seconds(least) / self._cycle_s(least)
+        seconds = cycle.seconds
+        self._contention = seconds(least) / self._cycle_s(least)
         self._running = sum([len(queue.running) for queue in decoding])
         in_batch = 0 if state.batch is None else len(state.batch.chunks)
         self._waiting = in_batch + sum([_waiting(state, queue) for queue in state.queues.values()])

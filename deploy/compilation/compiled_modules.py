@@ -1,0 +1,86 @@
+"""Names the modules that may run compiled, and where what was compiled of them is kept."""
+
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.environment import cache_folder
+
+LIBRARY = "muxfleet_compiled"
+_PACKAGES = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy")
+# What a simulated step runs through. Left out: what is encoded or pickled, what registers search for, and classes that
+# others derive from in Python.
+_ROOMS = (
+    "pdmux_actor/scheduling",
+    "pdmux_actor/scheduling/policies",
+    "pdmux_actor/kv",
+    "router/admission",
+    "router/routing",
+)
+_LEFT_OUT = frozenset(
+    {
+        "__init__.py",
+        "bubbles.py",
+        "chrome_trace.py",
+        "decision_log.py",
+        "demand_report.py",
+        "dispatch_policy.py",
+        "entry.py",
+        "geometry.py",
+        "load_reporter.py",
+        "output_constraint.py",
+        "prefix_kv.py",
+        "registry.py",
+        "served_counts.py",
+        "settings.py",
+    }
+)
+_SINGLE = (
+    "deploy/simulation/coming_requests.py",
+    "deploy/simulation/engine.py",
+    "deploy/simulation/event_queue.py",
+    "deploy/simulation/gateway.py",
+    "deploy/simulation/interfering_executor.py",
+    "deploy/simulation/open_request.py",
+    "deploy/simulation/slower_latency.py",
+    "deploy/simulation/units.py",
+    "deploy/simulation/virtual_world.py",
+    "pdmux_actor/engine.py",
+    "pdmux_actor/executor/simulated.py",
+    "profiler/bandwidth_sharing.py",
+    "profiler/contention.py",
+    "profiler/nano_batches.py",
+    "profiler/roofline.py",
+    "router/gateway_scheduler.py",
+)
+
+
+def sources_folder() -> Path:
+    """Returns where the packages lie."""
+    return Path(__file__).resolve().parents[2]
+
+
+def package_sources() -> Sequence[Path]:
+    """Returns all modules of the packages, below `sources_folder`."""
+    folder = sources_folder()
+    return [path.relative_to(folder) for name in _PACKAGES for path in sorted((folder / name).rglob("*.py"))]
+
+
+def compiled_sources() -> Sequence[Path]:
+    """Returns the modules that may run compiled, below `sources_folder`."""
+    folder = sources_folder()
+    in_rooms = [path.relative_to(folder) for room in _ROOMS for path in sorted((folder / room).glob("*.py"))]
+    return [*[path for path in in_rooms if path.name not in _LEFT_OUT], *map(Path, _SINGLE)]
+
+
+def compiled_folder() -> Path:
+    """Returns where the libraries of these sources and this Python are kept, in the user's cache. Any change of any
+    source names another folder: what is compiled relies on the types of what is not.
+    """
+    digest = hashlib.sha256(f"{sys.version} {sysconfig.get_platform()}".encode())
+    for path in package_sources():
+        digest.update(f"{path} ".encode())
+        digest.update((sources_folder() / path).read_bytes())
+    return cache_folder() / "compiled" / digest.hexdigest()[:24]
