@@ -51,7 +51,6 @@ _SINGLE = (
     "pdmux_actor/executor/simulated.py",
     "profiler/bandwidth_sharing.py",
     "profiler/contention.py",
-    "profiler/nano_batches.py",
     "profiler/roofline.py",
     "router/gateway_scheduler.py",
 )

@@ -19,10 +19,11 @@ follow_imports = skip
 """
 
 
-def main(name: str, work: str, libraries: str, modules: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     import setuptools  # before mypyc, which asks which of setuptools and distutils is there
     from mypyc.build import mypycify
 
+    name, work, libraries, *modules = arguments
     types = Path(work, "mypy.ini")
     types.write_text(_TYPES, encoding="utf-8")
     extensions = mypycify(
@@ -34,10 +35,10 @@ def main(name: str, work: str, libraries: str, modules: Sequence[str]) -> None:
         group_name=name,
     )
     for extension in extensions:
-        extension.extra_compile_args += _FLAGS
+        extension.extra_compile_args = [*extension.extra_compile_args, *_FLAGS]
     build = ["-q", "build_ext", "--build-lib", libraries, "--build-temp", f"{work}/objects"]
     setuptools.setup(name=name, ext_modules=extensions, script_args=build)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], sys.argv[4:])
+    main(sys.argv[1:])
