@@ -67,6 +67,7 @@ def open_session(executor: TorchCudaExecutor, shape: str, policy: str, budget: i
         chunk_budget_tokens=budget,
         max_batch_tokens=MAX_BATCH_TOKENS,
         longest_chunk_tokens=MAX_BATCH_TOKENS,
+        early_steps=True,
         max_running_sequences=MAX_SEQUENCES,
     )
     session = EngineSession(checkpoints={}, policy=policy, settings=settings, executor=executor, held=(info,))

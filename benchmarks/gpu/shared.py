@@ -45,6 +45,7 @@ SETTINGS = SchedulerSettings(
     chunk_budget_tokens=1024,
     max_batch_tokens=8192,
     longest_chunk_tokens=8192,
+    early_steps=True,
     max_running_sequences=256,
 )
 ROW_KEY = ("system", "policy")

@@ -24,7 +24,12 @@ from deploy.serve.app_args import (
 from deploy.serve.gateway_settings import BatchesHere, KeysOfFile
 from pdmux_actor.backends.registry import backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
-from pdmux_actor.scheduling.settings import DECODE_LANES, SchedulerSettings, longest_chunk_tokens_of
+from pdmux_actor.scheduling.settings import (
+    DECODE_LANES,
+    SchedulerSettings,
+    longest_chunk_tokens_of,
+    takes_early_steps,
+)
 from pdmux_actor.serving.actor import ActorSettings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
@@ -123,6 +128,7 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
                 longest_chunk_tokens=longest_chunk_tokens_of(shape.device, shape.max_batch_tokens),
                 max_running_sequences=shape.max_running_sequences,
                 decode_lanes=shape.decode_lanes or DECODE_LANES,
+                early_steps=takes_early_steps(shape.device, shape.num_gpus),
             ),
         ),
         pool=shape.pool,

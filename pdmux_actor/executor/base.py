@@ -14,7 +14,8 @@ from profiler.specs import DeviceSpec
 
 
 class Executor(Protocol):
-    """Lanes are FIFO with one launch in flight each (the scheduler holds to it).
+    """Lanes are FIFO with one launch in flight each (the scheduler holds to it), and where its settings say that the
+    executor takes one, a decode step `ahead` behind it.
 
     Only the engine thread calls; `wake` and `load_model` may be called from any thread.
     """

@@ -196,6 +196,8 @@ class TorchCpuExecutor:
             case DropPrefill(batch_id=batch_id):
                 drop = partial(self._runners[PREFILL_LANE].drop_prefill, batch_id)
                 self.run_in_place(drop, Lane.PREFILL)
+            case DecodeStep() if launch.ahead:
+                raise AssertionError("its tokens are known when the step before has ended")
             case _:
                 job = partial(self._execute, self._runner(launch), launch)
                 self._lanes[launch.lane].submit(job, self._cores_of(launch))

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,12 @@ import torch
 from pdmux_actor.executor.cuda.capture_plan import likely_captures
 from pdmux_actor.executor.cuda.cuda_device import check_pool
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
-from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, MakeCudaRunner, Read, lone_cuda_runner
+from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, MakeCudaRunner, lone_cuda_runner
 from pdmux_actor.executor.cuda.device_loss import DeviceLoss
+from pdmux_actor.executor.cuda.enqueued_launches import EnqueuedLaunch, EnqueuedLaunches
 from pdmux_actor.executor.cuda.graph_key import LAYERS
 from pdmux_actor.executor.cuda.lane_arenas import LaneArenas, arena_facts
-from pdmux_actor.executor.cuda.lane_device import Event, LaneDevice
+from pdmux_actor.executor.cuda.lane_device import LaneDevice
 from pdmux_actor.executor.cuda.lane_rates import partition_rate
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
@@ -59,14 +59,6 @@ from profiler.specs import DeviceSpec
 
 _LOG = logging.getLogger(__name__)
 _FASTEST_DTYPE = "bfloat16"  # on every GPU that is new enough for this executor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InFlight:
-    launch: ComputeLaunch
-    started_s: float
-    read: Read
-    event: Event
 
 
 class TorchCudaExecutor:
@@ -125,8 +117,7 @@ class TorchCudaExecutor:
         self._arenas = LaneArenas(launch_limits, share.num_ranks, self._spare_bytes)
         self._runners = {number: self._new_runner(number) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
         self._sms = dict.fromkeys(Lane, device.num_sms)
-        self._in_flight: dict[int, _InFlight] = {}  # by lane number
-        self._failed: list[LaunchCompletion] = []
+        self._in_flight = EnqueuedLaunches(self.now)
         self._woken = threading.Event()
         self._loss = DeviceLoss(lanes, self.wake)
 
@@ -267,10 +258,7 @@ class TorchCudaExecutor:
 
     def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
         while True:
-            done = self._failed + [
-                self._complete(n) for n, flight in sorted(self._in_flight.items()) if flight.event.query()
-            ]
-            self._failed = []
+            done = self._in_flight.take_over()
             self._loss.check()
             if done or self._woken.is_set():
                 self._woken.clear()
@@ -337,14 +325,15 @@ class TorchCudaExecutor:
 
     def _enqueue(self, launch: ComputeLaunch) -> None:
         number, lane = lane_number(launch), launch.lane
-        assert number not in self._in_flight, f"the {lane.value} lane has a launch in flight"
-        part = launch.part if isinstance(launch, DecodeStep) else None
+        part, ahead = (launch.part, launch.ahead > 0) if isinstance(launch, DecodeStep) else (None, False)
+        assert self._in_flight.has_room(number, ahead=ahead), f"the {lane.value} lane has a launch in flight, or none"
         sms, stream = self._place(lane, part)
         first_sm = 0 if part is None else part.first_sm
         started_s = self.now()
         try:
             with torch.inference_mode(), self._lanes.on(stream, sms):
-                self._arenas.resize(number, self.runner(number).arena)
+                if not ahead:
+                    self._arenas.resize(number, self.runner(number).arena)
                 enqueue = self.runner(number).prepare(launch, sms, stream, first_sm=first_sm)
                 started_s = self.now()
                 read, event = enqueue(), self._lanes.record(stream)
@@ -354,10 +343,10 @@ class TorchCudaExecutor:
             # What it had enqueued still reads the lane's staged inputs. Where the device is lost, this raises, and the
             # process ends.
             stream.synchronize()
-            reason, now_s = f"{type(error).__name__}: {error}", self.now()
-            self._failed.append(LaunchCompletion(launch=launch, started_s=started_s, finished_s=now_s, error=reason))
+            reason = f"{type(error).__name__}: {error}"
+            self._in_flight.add(number, EnqueuedLaunch(launch=launch, started_s=started_s, error=reason))
             return
-        self._in_flight[number] = _InFlight(launch=launch, started_s=started_s, read=read, event=event)
+        self._in_flight.add(number, EnqueuedLaunch(launch=launch, started_s=started_s, read=read, event=event))
 
     def _place(self, lane: Lane, part: DecodePart | None) -> tuple[int, Any]:
         """SMs, those that the driver gave for the share, and stream of a launch."""
@@ -367,19 +356,6 @@ class TorchCudaExecutor:
             return self._lanes.streams.sms_given(lane, sms), self._lanes.streams.stream(lane, sms)
         assert part.end_sm <= sms, f"{part} exceeds the {sms} SMs of decode"
         return part.sms, self._lanes.streams.part_stream(part.first_sm, part.sms)
-
-    def _complete(self, number: int) -> LaunchCompletion:
-        done = self._in_flight.pop(number)
-        produced = done.read()
-        return LaunchCompletion(
-            launch=done.launch,
-            started_s=done.started_s,
-            finished_s=self.now(),
-            tokens=produced.tokens,
-            sequence_errors=produced.errors,
-            prompt_logprobs=produced.prompt_logprobs,
-            embeddings=produced.embeddings,
-        )
 
     def _pause(self, deadline_s: float | None) -> None:
         if self._in_flight:

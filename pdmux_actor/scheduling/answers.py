@@ -184,6 +184,19 @@ class Answers:
             if sequence.pending_finish is None:
                 self.end(sequence, FinishReason.ERROR, error)
 
+    def turns_away(self, sequence: TokenSequence) -> bool:
+        """Answers a request that came and that no launch can serve. Returns whether it is one."""
+        error, model, queue = None, sequence.request.model, self._queues.get(sequence.model)
+        if queue is None or queue.removing:
+            error = f"model {model!r} is not on this unit"
+        elif (stranger := sequence.token_outside(queue.info.spec.vocab_size)) is not None:
+            # In a launch it would fail the sequences beside it too.
+            reason = f"token id {stranger} is not in the vocabulary of model {model!r}"
+            error = f"{reason}; tokenise with the model's own tokenizer"
+        if error is not None:
+            self.say(sequence, (), FinishReason.ERROR, error)
+        return error is not None
+
     def refuse(self, queue: ModelQueue, sequence: TokenSequence) -> None:
         """It is longer than the unit takes, or as long and wants to go on."""
         known, limit = len(sequence.token_ids), queue.max_len
@@ -194,8 +207,12 @@ class Answers:
         self.end(sequence, finish, f"{reason}; {remedy}")
 
     def release(self, sequence: TokenSequence) -> None:
-        """Its request has been answered and no launch uses its KV."""
+        """Its request has been answered and no launch uses its KV, but perhaps one that was handed out early: with that
+        it goes.
+        """
         assert sequence.status is not SequenceStatus.FINISHED
+        if sequence.in_next_flight:
+            return
         self._queues[sequence.model].withdraw(sequence)
         sequence.status = SequenceStatus.FINISHED
 

@@ -124,6 +124,10 @@ class Dispatcher:
         )
         return self._take_off(launch, partition, 0, sms, now_s)
 
+    def take_off_early(self, step: DecodeStep, sms: int, now_s: float) -> None:
+        """Notes that a step which was handed out before is in flight now (early_steps.py)."""
+        self._take_off(step, None, 0, sms, now_s)
+
     def _take_off(
         self,
         launch: ComputeLaunch,

@@ -90,7 +90,9 @@ class DropPrefill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class DecodeStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`steps` tokens for each sequence. KV rows for all steps are allocated beforehand.
 
-    Decode steps of several models may run at once, each on its `part` of the decode share; None is all of it.
+    Decode steps of several models may run at once, each on its `part` of the decode share; None is all of it. With
+    `ahead` it is behind a launch that is in flight yet and brings each of its sequences so many tokens
+    (early_steps.py).
     """
 
     lane: ClassVar[Lane] = Lane.DECODE
@@ -98,6 +100,7 @@ class DecodeStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sequences: tuple[TokenSequence, ...]
     steps: int = 1
     part: DecodePart | None = None
+    ahead: int = 0
 
 
 class MixedStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):

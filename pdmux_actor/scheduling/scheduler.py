@@ -20,6 +20,7 @@ from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.decode_stretch import DecodeStretch, stretch_from
 from pdmux_actor.scheduling.dispatcher import Dispatcher
+from pdmux_actor.scheduling.early_steps import EarlySteps
 from pdmux_actor.scheduling.events import (
     Abort,
     Arrival,
@@ -85,6 +86,8 @@ class Scheduler:
             lanes=self._lanes,
             sharing=self._sharing,
         )
+        early = EarlySteps(self._queues, self._batches, self._lanes, self._dispatcher)
+        self._early = early if settings.early_steps else None
         self._first_tokens = FirstTokens(self._queues, self._batches, self._lanes, self._predictor)
         self._answers = Answers(self._queues, self._batches, self._first_tokens)
         self._results = LaunchResults(self._queues, self._batches, self._answers, self._first_tokens)
@@ -184,7 +187,8 @@ class Scheduler:
         self._now_s = now_s
         stretch, self._stretch = self._stretch, None
         if stretch is not None and stretch.landed_s is not None and self._goes_on is not None:
-            return self._go_on(self._goes_on, stretch, now_s)
+            went_on = self._go_on(self._goes_on, stretch, now_s)
+            return went_on if self._early is None else [*went_on, *self._early.offer()]
         launches: list[Launch] = [*self._answers.take_dropped()]
         for held in self._first_tokens.take_due(now_s):
             self._answers.hand_over(held, now_s)
@@ -200,7 +204,7 @@ class Scheduler:
                 self._stretch = stretch_from(state, actions, launches, holds_tokens=self._first_tokens.holds_any)
             self._refuse_outgrown()
         self._log(now_s, launches)
-        return launches
+        return launches if self._early is None else [*launches, *self._early.offer()]
 
     def _go_on(self, policy: StretchPolicy, stretch: DecodeStretch, now_s: float) -> Sequence[Launch]:
         """Decides as `decide` does, in a stretch of decode (decode_stretch.py)."""
@@ -316,6 +320,9 @@ class Scheduler:
         self._results.apply(done)
         if self._stretch is not None and not (done.error is None and self._stretch.land(done.finished_s)):
             self._stretch = None
+        if self._early is not None and (step := self._early.follow(launch, done.finished_s)) is not None:
+            self._stretch = None  # what this one brings is to come yet
+            self._log(done.finished_s, (step,), ready_s=done.finished_s)
         self._finish_removal(self._queues[launch.model])
 
     def take_token_events(self) -> Sequence[TokenEvent]:
@@ -347,21 +354,13 @@ class Scheduler:
             held_blocks += len(rows) * queue.info.geometry.blocks_per_row
         assert held_blocks == self._pool.total_blocks, "blocks leaked"
 
-    # ---- arrivals, removal ----
-
     def _arrive(self, sequence: TokenSequence) -> None:
         unanswered, request = self._answers.unanswered, sequence.request
         assert request.request_id not in unanswered, f"request id {request.request_id} is in use"
         unanswered[request.request_id] = sequence
         queue = self._queues.get(sequence.model)
-        if queue is None or queue.removing:
-            error = f"model {request.model!r} is not on this unit"
-            return self._answers.say(sequence, (), FinishReason.ERROR, error)
-        stranger = sequence.token_outside(queue.info.spec.vocab_size)
-        if stranger is not None:  # in a launch it would fail the sequences beside it too
-            reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
-            error = f"{reason}; tokenise with the model's own tokenizer"
-            return self._answers.say(sequence, (), FinishReason.ERROR, error)
+        if self._answers.turns_away(sequence) or queue is None:
+            return
         sequence.promised_tokens = queue.max_len
         queue.insert_waiting(sequence, target_aware=self._policy.target_aware)
         for counts in queue.counted(sequence):

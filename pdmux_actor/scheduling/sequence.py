@@ -72,6 +72,7 @@ class TokenSequence:
     embedding: bytes = b""  # as of TokenEvent; empty: not asked for, not computed yet, or told
     status: SequenceStatus = SequenceStatus.WAITING
     in_flight: bool = False
+    in_next_flight: bool = False  # a step that was handed out behind the launch in flight uses its KV (early_steps.py)
     pending_finish: FinishReason | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

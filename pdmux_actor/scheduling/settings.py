@@ -32,11 +32,21 @@ class SchedulerSettings:
     layer_slicing: bool = True  # these three exist to be switched off, to see what each is worth
     query_sync: bool = True
     preempt_prefill: bool = True
+    early_steps: bool = False  # the executor takes a decode step before the one in flight has ended (early_steps.py)
     decode_stretches: bool = True  # False: every decision looks at all queues and lanes; the decisions are the same
     decision_log_entries: int = 4096
 
     def launch_limits(self) -> LaunchLimits:
         return LaunchLimits(batch_tokens=self.max_batch_tokens, sequences=self.max_running_sequences)
+
+
+def takes_early_steps(device: str, num_gpus: int) -> bool:
+    """Returns whether an engine is given early steps: ranks are sent all inputs of a step, its tokens among them.
+
+    >>> takes_early_steps("cuda", 1), takes_early_steps("cuda", 2), takes_early_steps("cpu", 1)
+    (True, False, False)
+    """
+    return device == "cuda" and num_gpus == 1
 
 
 def longest_chunk_tokens_of(device: str, max_batch_tokens: int) -> int | None:

@@ -69,7 +69,8 @@ class _PreparedDecode:
     forward: Step
 
     def load(self, stage: HostStage) -> None:
-        self.bucket.load(stage, self.batch, self.launch.steps, self.model.row_table, self.rows)
+        launch = self.launch
+        self.bucket.load(stage, self.batch, launch.steps, self.model.row_table, self.rows, launch.ahead)
 
     def compute_logits(self) -> None:
         with self.model.workspace.passing():
@@ -247,15 +248,18 @@ class CudaRunner:
             # Which adapters a step reads is another each time: it is not captured.
             forward: Step = partial(bucket.forward, sms, _adapters(model, (), batch))
         else:
-            forward = self._captured(bucket, key, stream)
+            forward = self._captured(bucket, key, stream, launch)
         step = _PreparedDecode(launch, batch, model, bucket, rows, forward)
         if not rows.is_plain:
             return partial(self._decode_with_reports, step)
-        return partial(self._decode, step, self._captured(bucket, replace(key, part=rows.kind.value), stream))
+        sampling = self._captured(bucket, replace(key, part=rows.kind.value), stream, launch)
+        return partial(self._decode, step, sampling)
 
-    def _captured(self, bucket: DecodeBucket, key: GraphKey, stream: Any) -> Step:
-        """Part of a step, launch by launch where there is no graph of it."""
-        if self._graphs.wants(key, stream):
+    def _captured(self, bucket: DecodeBucket, key: GraphKey, stream: Any, launch: DecodeStep) -> Step:
+        """Part of a step, launch by launch where there is no graph of it. A capture would overwrite what a launch that
+        is `ahead` goes on with.
+        """
+        if not launch.ahead and self._graphs.wants(key, stream):
             self.capture(key, stream)
         found = self._graphs.find(key)
         return self._part(bucket, key) if found is None else found[0]
@@ -271,7 +275,7 @@ class CudaRunner:
         for _ in range(launch.steps):
             step.compute_logits()
             sample()
-        bucket.leave(batch, launch.steps)
+        bucket.leave(batch, launch.ahead + launch.steps)
         sampled = _to_host(bucket.sampled[: launch.steps])
         return partial(_read_plain, sampled, batch, launch.sequences)
 

@@ -72,16 +72,20 @@ class DecodeBucket:
         steps: int,
         row_table: npt.NDArray[np.int64],
         sampling: SamplingRows,
+        ahead: int = 0,
     ) -> None:
-        """Sends the inputs of `steps` steps, and the blocks of rows that these begin."""
+        """Sends the inputs of `steps` steps, and the blocks of rows that these begin. `ahead` tokens of each sequence
+        are on their way in the launch before, which is the bucket's last one.
+        """
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
         left, self._left = self._left, None  # nobody knows what a launch that fails leaves
-        num_tokens = [len(sequence.token_ids) for sequence in sequences]
+        num_tokens = [len(sequence.token_ids) + ahead for sequence in sequences]
         try:
             arrays = self._row_arrays(sequences, num_tokens, steps, row_table)
             if sampling.is_plain and self.goes_on and left == (sequences, num_tokens):
                 self._inputs["step"].zero_()
             else:
+                assert not ahead, "the tokens that it goes on with are on the device only"
                 arrays = {**self._fixed_arrays(sequences, sampling), **arrays}
             self._send(stage, arrays)
         except BaseException:
@@ -89,7 +93,9 @@ class DecodeBucket:
             raise
 
     def leave(self, sequences: Sequence[TokenSequence], steps: int) -> None:
-        """All steps of a launch are enqueued: their last tokens and positions are what another one may go on with."""
+        """All steps of a launch are enqueued: their last tokens and positions are what another one may go on with.
+        `steps` are all that are on their way.
+        """
         self._left = sequences, [len(sequence.token_ids) + steps for sequence in sequences]
 
     def _row_arrays(

@@ -18,11 +18,13 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 class HostStage:
-    """One per lane: it is filled again only after the lane's launch is over, so that no copy reads what changes."""
+    """One per lane, which has two launches at most: of its two buffers the one that the launch before the last one used
+    is filled, so that no copy reads what changes. A launch sends once.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pinned = self._allocate(64 * 1024)
+        self._pinned, self._other = (self._allocate(64 * 1024) for _ in range(2))
 
     def send(
         self, arrays: Arrays, target: Tensor | None = None, read: Collection[str] | None = None
@@ -31,6 +33,7 @@ class HostStage:
         `target`: uint8 on the device, for a captured graph that reads from there; None allocates.
         """
         offsets, size_bytes = layout(arrays)
+        self._pinned, self._other = self._other, self._pinned
         if size_bytes > len(self._pinned):
             self._pinned = self._allocate(size_bytes + size_bytes // 4)
         host = self._pinned.numpy()

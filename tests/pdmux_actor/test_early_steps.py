@@ -1,0 +1,194 @@
+"""Decode steps that are handed out before the one in flight has ended: who is answered what, and whose KV stays."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+from engine_rig import PLAIN, TOTAL_BLOCKS, VirtualEngine, make_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdmux_actor.executor.simulated import SimulatedExecutor
+from pdmux_actor.messages import FinishReason, GenerateRequest
+from pdmux_actor.scheduling.events import Abort, Arrival, Event, RemoveModel, SetPolicy, SetQuotas
+from pdmux_actor.scheduling.launch import DecodeStep, Launch, LaunchCompletion, PrefillSlice, lane_number
+from pdmux_actor.scheduling.policies.registry import POLICIES
+from pdmux_actor.scheduling.settings import SchedulerSettings
+
+
+class TwoDeepExecutor(SimulatedExecutor):
+    """Takes a step behind the one in flight, as a GPU's stream does. Every launch on a lane must have its KV."""
+
+    def __init__(self, **arguments: object) -> None:
+        super().__init__(**arguments)
+        self.behind: DecodeStep | None = None
+        self.num_early = self.num_decodes = 0
+
+    def submit(self, launch: Launch) -> None:
+        self.num_decodes += isinstance(launch, DecodeStep)
+        if not isinstance(launch, DecodeStep) or not launch.ahead:
+            super().submit(launch)
+            return
+        before = self._lanes[lane_number(launch)].launch
+        assert self.behind is None
+        assert (before.model, before.sequences, before.part) == (launch.model, launch.sequences, launch.part)
+        assert before.steps == launch.ahead
+        self.behind, self.num_early = launch, self.num_early + 1
+
+    def wait(self, deadline_s: float | None) -> Sequence[LaunchCompletion]:
+        self.check_kv()
+        done = super().wait(deadline_s)
+        if self.behind is not None and any(isinstance(ended.launch, DecodeStep) for ended in done):
+            step, self.behind = self.behind, None
+            # What it takes is known now; what it brings, when it has ended.
+            super().submit(msgspec.structs.replace(step, ahead=0))
+            self._lanes[lane_number(step)].launch = step
+        return done
+
+    def check_kv(self) -> None:
+        launches = [work.launch for work in self._lanes.values()] + ([] if self.behind is None else [self.behind])
+        for launch in launches:
+            if not isinstance(launch, PrefillSlice):
+                for sequence in launch.sequences:
+                    assert sequence.rows, "the KV of a launch that uses it was given away"
+
+
+def run(events: Sequence[tuple[float, Event]], *, early_steps: bool, **changes: object) -> VirtualEngine:
+    given = changes.pop("settings", PLAIN)
+    return VirtualEngine(
+        events, settings=replace(given, early_steps=early_steps), executor_type=TwoDeepExecutor, **changes
+    ).run()
+
+
+def tokens_and_ends(engine: VirtualEngine, request_id: str) -> tuple[list[int], list[FinishReason | None]]:
+    return engine.tokens_of(request_id), [end.finish for end in engine.ends_of(request_id)]
+
+
+def stopping_at(request: GenerateRequest, *token_ids: int) -> GenerateRequest:
+    return replace(request, sampling=replace(request.sampling, stop_token_ids=token_ids))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_early_steps__alone_and_beside_prompts__same_answers_and_the_lane_waits_for_no_decision(policy: str) -> None:
+    requests = [
+        make_request("a", max_tokens=60, tbt_s=0.1),
+        make_request("b", max_tokens=33, first=2, tbt_s=0.1),
+        make_request("long", prompt_tokens=150, max_tokens=20, first=3, tbt_s=0.1),
+    ]
+    events = [(0.05 * i, Arrival(request)) for i, request in enumerate(requests)]
+    with_early, without = (
+        run(events, early_steps=on, policy=policy, quota_blocks=500, num_sms=4) for on in (True, False)
+    )
+
+    for request in requests:
+        assert tokens_and_ends(with_early, request.request_id) == tokens_and_ends(without, request.request_id)
+    # Some fuse every step with what waits, or with nothing.
+    assert (with_early.executor.num_early > 10) is (without.executor.num_decodes > 10)
+    assert without.executor.num_early == 0
+    report = with_early.scheduler.load_report()
+    assert report.free_blocks + report.cached_blocks == TOTAL_BLOCKS
+
+
+def test_early_steps__one_stops_at_a_token__is_told_no_more_and_the_others_go_on() -> None:
+    plain = [make_request(name, max_tokens=30, first=first, tbt_s=0.1) for name, first in (("a", 1), ("b", 2))]
+    engine = run([(0.0, Arrival(request)) for request in plain], early_steps=False)
+    eleventh = engine.tokens_of("a")[10]
+    expected = engine.tokens_of("a")[: engine.tokens_of("a").index(eleventh) + 1]
+
+    stopping = [stopping_at(plain[0], eleventh), plain[1]]
+    early = run([(0.0, Arrival(request)) for request in stopping], early_steps=True)
+
+    assert tokens_and_ends(early, "a") == (expected, [FinishReason.STOP])
+    assert tokens_and_ends(early, "b") == tokens_and_ends(engine, "b")
+    assert early.executor.num_early > 10
+
+
+@pytest.mark.parametrize("at_s", [0.02 + 0.0007 * i for i in range(8)])
+def test_early_steps__aborted_or_unloaded_meanwhile__ends_once_and_the_blocks_come_back(at_s: float) -> None:
+    arrivals = [(0.0, Arrival(make_request(name, max_tokens=60, first=i))) for i, name in enumerate("ab")]
+    aborted = run([*arrivals, (at_s, Abort("a"))], early_steps=True)
+    removed = run([*arrivals, (at_s, RemoveModel("a"))], early_steps=True)
+
+    assert [end.finish for end in aborted.ends_of("a")] == [FinishReason.ABORT]
+    assert len(aborted.tokens_of("b")) == 60
+    assert [end.finish for name in "ab" for end in removed.ends_of(name)] == [FinishReason.ERROR] * 2
+    assert not removed.scheduler.take_detached()  # the loop has taken it
+    assert not removed.scheduler.load_report().models
+
+
+def test_early_steps__sure_to_end_with_the_step_in_flight__none_is_handed_out() -> None:
+    engine = run([(0.0, Arrival(make_request("a", max_tokens=2)))], early_steps=True)
+
+    assert len(engine.tokens_of("a")) == 2
+    assert engine.executor.num_early == 0
+
+
+_events = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("arrive"),
+            st.sampled_from("aaabc"),
+            st.integers(1, 120),
+            st.integers(1, 40),
+            st.sampled_from([0.003, 0.5]),
+            st.sampled_from([(), (7, 100, 140)]),
+        ),
+        st.tuples(st.just("abort"), st.integers(0, 20)),
+        st.tuples(st.just("quota"), st.sampled_from("abc"), st.integers(0, 200)),
+        st.tuples(st.just("policy"), st.sampled_from(sorted(POLICIES))),
+        st.tuples(st.just("remove"), st.just("c")),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    plan=_events,
+    gap_s=st.sampled_from([0.0, 0.003, 0.03]),
+    num_sms=st.integers(1, 4),
+    policy=st.sampled_from(["mux", "mux", *sorted(POLICIES)]),
+    prefix_cache=st.booleans(),
+    decode_lanes=st.sampled_from([1, 4]),
+)
+def test_early_steps__any_events__every_request_ends_once_and_blocks_balance(
+    plan, gap_s, num_sms, policy, prefix_cache, decode_lanes
+) -> None:
+    events, requests = list[tuple[float, Event]](), list[GenerateRequest]()
+    for i, step in enumerate(plan):
+        match step:
+            case ("arrive", model, prompt, output, tbt_s, stops):
+                request = make_request(f"r{len(requests)}", model, prompt, output, first=len(requests), tbt_s=tbt_s)
+                requests.append(stopping_at(request, *stops))
+                events.append((gap_s * i, Arrival(requests[-1])))
+            case ("abort", number):
+                events.append((gap_s * i, Abort(f"r{number}")))
+            case ("quota", model, blocks):
+                events.append((gap_s * i, SetQuotas({model: blocks})))
+            case ("policy", name):
+                events.append((gap_s * i, SetPolicy(name)))
+            case ("remove", model):
+                events.append((gap_s * i, RemoveModel(model)))
+    small = SchedulerSettings(
+        max_batch_tokens=100,
+        chunk_budget_tokens=16,
+        max_running_sequences=5,
+        prefix_cache=prefix_cache,
+        quota_period_s=0.05,
+        decode_lanes=decode_lanes,
+    )
+
+    engine = run(events, early_steps=True, policy=policy, models="abc", num_sms=num_sms, settings=small)
+
+    for request in requests:
+        (end,) = engine.ends_of(request.request_id)
+        assert engine.token_events.index(end) == max(
+            i for i, e in enumerate(engine.token_events) if e.request_id == request.request_id
+        )
+        told, stops = engine.tokens_of(request.request_id), request.sampling.stop_token_ids
+        assert len(told) <= request.sampling.max_tokens
+        assert not [token for token in told[:-1] if token in stops]
+    report = engine.scheduler.load_report()
+    assert report.free_blocks + report.cached_blocks == TOTAL_BLOCKS
