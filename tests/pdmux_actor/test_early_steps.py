@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from drawn_events import check_ends_and_blocks, drawn_steps, timed_events
 from engine_rig import PLAIN, TOTAL_BLOCKS, VirtualEngine, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.messages import FinishReason, GenerateRequest
-from pdmux_actor.scheduling.events import Abort, Arrival, Event, RemoveModel, SetPolicy, SetQuotas
+from pdmux_actor.scheduling.events import Abort, Arrival, Event, RemoveModel
 from pdmux_actor.scheduling.launch import DecodeStep, Launch, LaunchCompletion, PrefillSlice, lane_number
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -124,29 +125,12 @@ def test_early_steps__sure_to_end_with_the_step_in_flight__none_is_handed_out() 
     assert engine.executor.num_early == 0
 
 
-_events = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("arrive"),
-            st.sampled_from("aaabc"),
-            st.integers(1, 120),
-            st.integers(1, 40),
-            st.sampled_from([0.003, 0.5]),
-            st.sampled_from([(), (7, 100, 140)]),
-        ),
-        st.tuples(st.just("abort"), st.integers(0, 20)),
-        st.tuples(st.just("quota"), st.sampled_from("abc"), st.integers(0, 200)),
-        st.tuples(st.just("policy"), st.sampled_from(sorted(POLICIES))),
-        st.tuples(st.just("remove"), st.just("c")),
-    ),
-    min_size=1,
-    max_size=25,
-)
+_steps = drawn_steps(models="aaabc", most_output_tokens=40, kinds=[(), (7, 100, 140)], most_aborted=20, most_steps=25)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    plan=_events,
+    steps=_steps,
     gap_s=st.sampled_from([0.0, 0.003, 0.03]),
     num_sms=st.integers(1, 4),
     policy=st.sampled_from(["mux", "mux", *sorted(POLICIES)]),
@@ -154,23 +138,9 @@ _events = st.lists(
     decode_lanes=st.sampled_from([1, 4]),
 )
 def test_early_steps__any_events__every_request_ends_once_and_blocks_balance(
-    plan, gap_s, num_sms, policy, prefix_cache, decode_lanes
+    steps, gap_s, num_sms, policy, prefix_cache, decode_lanes
 ) -> None:
-    events, requests = list[tuple[float, Event]](), list[GenerateRequest]()
-    for i, step in enumerate(plan):
-        match step:
-            case ("arrive", model, prompt, output, tbt_s, stops):
-                request = make_request(f"r{len(requests)}", model, prompt, output, first=len(requests), tbt_s=tbt_s)
-                requests.append(stopping_at(request, *stops))
-                events.append((gap_s * i, Arrival(requests[-1])))
-            case ("abort", number):
-                events.append((gap_s * i, Abort(f"r{number}")))
-            case ("quota", model, blocks):
-                events.append((gap_s * i, SetQuotas({model: blocks})))
-            case ("policy", name):
-                events.append((gap_s * i, SetPolicy(name)))
-            case ("remove", model):
-                events.append((gap_s * i, RemoveModel(model)))
+    events, requests = timed_events(steps, gap_s, lambda request, stops: stopping_at(request, *stops))
     small = SchedulerSettings(
         max_batch_tokens=100,
         chunk_budget_tokens=16,
@@ -182,13 +152,8 @@ def test_early_steps__any_events__every_request_ends_once_and_blocks_balance(
 
     engine = run(events, early_steps=True, policy=policy, models="abc", num_sms=num_sms, settings=small)
 
+    check_ends_and_blocks(engine, requests)
     for request in requests:
-        (end,) = engine.ends_of(request.request_id)
-        assert engine.token_events.index(end) == max(
-            i for i, e in enumerate(engine.token_events) if e.request_id == request.request_id
-        )
         told, stops = engine.tokens_of(request.request_id), request.sampling.stop_token_ids
         assert len(told) <= request.sampling.max_tokens
         assert not [token for token in told[:-1] if token in stops]
-    report = engine.scheduler.load_report()
-    assert report.free_blocks + report.cached_blocks == TOTAL_BLOCKS

@@ -2,13 +2,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from drawn_events import check_ends_and_blocks, drawn_steps, timed_events
 from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, LinearLatency, VirtualEngine, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy, SetQuotas
+from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy
 from pdmux_actor.scheduling.launch import sampling_sequences
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -304,29 +305,12 @@ def test_scheduler__two_first_tokens_of_one_launch_are_held_back__lengths_of_con
     assert all(len(engine.tokens_of(f"r{i}")) == 5 for i in range(3))
 
 
-_events = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("arrive"),
-            st.sampled_from("abc"),
-            st.integers(1, 120),
-            st.integers(1, 30),
-            st.sampled_from([0.003, 0.5]),
-            st.sampled_from([False, False, True]),
-        ),
-        st.tuples(st.just("abort"), st.integers(0, 30)),
-        st.tuples(st.just("quota"), st.sampled_from("abc"), st.integers(0, 200)),
-        st.tuples(st.just("policy"), st.sampled_from(ALL_POLICIES)),
-        st.tuples(st.just("remove"), st.just("c")),
-    ),
-    min_size=1,
-    max_size=40,
-)
+_steps = drawn_steps(models="abc", most_output_tokens=30, kinds=[False, False, True], most_aborted=30, most_steps=40)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    plan=_events,
+    steps=_steps,
     gap_s=st.sampled_from([0.0, 0.002, 0.02]),
     num_sms=st.integers(1, 4),
     policy=st.sampled_from(ALL_POLICIES),
@@ -336,25 +320,9 @@ _events = st.lists(
     longest_chunk_tokens=st.sampled_from([None, 30]),
 )
 def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
-    plan, gap_s, num_sms, policy, prefix_cache, lendable_share, decode_lanes, longest_chunk_tokens
+    steps, gap_s, num_sms, policy, prefix_cache, lendable_share, decode_lanes, longest_chunk_tokens
 ):
-    events, requests = [], []
-    for i, step in enumerate(plan):
-        match step:
-            case ("arrive", model, prompt, output, tbt_s, gives_way):
-                request = make_request(f"r{len(requests)}", model, prompt, output, first=len(requests), tbt_s=tbt_s)
-                request = replace(request, gives_way=gives_way)
-                requests.append(request)
-                events.append((gap_s * i, Arrival(request)))
-            case ("abort", number):
-                events.append((gap_s * i, Abort(f"r{number}")))
-            case ("quota", model, blocks):
-                events.append((gap_s * i, SetQuotas({model: blocks})))
-            case ("policy", name):
-                events.append((gap_s * i, SetPolicy(name)))
-            case ("remove", model):
-                events.append((gap_s * i, RemoveModel(model)))
-
+    events, requests = timed_events(steps, gap_s, lambda request, gives_way: replace(request, gives_way=gives_way))
     small = SchedulerSettings(
         max_batch_tokens=longest_chunk_tokens or 100,
         longest_chunk_tokens=longest_chunk_tokens,
@@ -367,10 +335,4 @@ def test_scheduler__any_events__every_request_ends_once_and_blocks_balance(
     )
     engine = VirtualEngine(events, policy=policy, models="abc", num_sms=num_sms, settings=small).run()
 
-    for request in requests:
-        assert len(engine.ends_of(request.request_id)) == 1, request
-        assert engine.token_events.index(engine.ends_of(request.request_id)[0]) == max(
-            i for i, e in enumerate(engine.token_events) if e.request_id == request.request_id
-        )
-    report = engine.scheduler.load_report()
-    assert report.free_blocks + report.cached_blocks == TOTAL_BLOCKS
+    check_ends_and_blocks(engine, requests)

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, NUM_SMS, NoStream, RerunCapture, make_cuda_rig
+from slo_rig import LLAMA_8B
 
 from pdmux_actor.executor.cuda.graph_key import LAYERS, GraphKey, PlannedCapture, Step
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
@@ -21,7 +22,6 @@ from pdmux_actor.models.attention import prompt_attention
 from pdmux_actor.scheduling.launch import DropPrefill, Lane, Repartition
 from placement.launch_limits import LaunchLimits
 from profiler.gpus.h200 import DEVICE as H200
-from profiler.specs import ModelSpec
 
 NEW_TOKENS = 3
 Slice = tuple[int, int, int]
@@ -260,26 +260,10 @@ def test_attach_model__only_one__has_its_layers_on_the_whole_device_and_beside_e
     assert rig.executor.graph_facts["graphs_planned"] == 0
 
 
-def llama(hidden_size: int, inner: int, layers: int, heads: int) -> ModelSpec:
-    return ModelSpec(
-        architecture="LlamaForCausalLM",
-        num_layers=layers,
-        hidden_size=hidden_size,
-        intermediate_size=inner,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=128_256,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
-    )
-
-
 def test_host_bound_tokens__large_layers__are_few() -> None:
-    of_8b, of_70b = llama(4096, 14336, 32, 32), llama(8192, 28672, 80, 64)
+    of_70b = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64)
 
-    tokens_of_8b = host_bound_tokens(of_8b, H200, EAGER_LAYER_S)
+    tokens_of_8b = host_bound_tokens(LLAMA_8B, H200, EAGER_LAYER_S)
     assert 150 < tokens_of_8b < 350
     assert host_bound_tokens(of_70b, H200, EAGER_LAYER_S) < 0.3 * tokens_of_8b
 

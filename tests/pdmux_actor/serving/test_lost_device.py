@@ -8,10 +8,11 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
+from interpreted_checkpoints import write_interpreted_checkpoint
+
 from pdmux_actor.backends import native
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.frames import Credit, Generate
@@ -31,17 +32,7 @@ async def keep_talking(peer) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    shape = CheckpointShape(
-        model_type="llama",
-        num_layers=2,
-        hidden_size=48,
-        intermediate_size=96,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-    )
-    write_random_checkpoint(tmp_path, shape, seed=0)
-    return tmp_path
+    return write_interpreted_checkpoint(tmp_path, "llama", heads=4, seed=0)
 
 
 @pytest.fixture
