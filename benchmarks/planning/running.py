@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from planning.workloads import a100_nodes, mixed_fleet
 
+from deploy.planning.search_time import SearchTime
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served
 from placement.solvers.search import SearchSolver
 
 BUDGET_S = 1.0
-_SEARCH_SHARE = 0.85  # as the planner process divides it
 _MESH_GPUS = 2
 _FIRST_PLAN_S = 20.0
 
@@ -46,6 +46,7 @@ def replanned(num_gpus: int, num_models: int, estimator: Estimator) -> Iterator[
     models = mixed_fleet(num_models, seed=1, mean_rate_per_s=8.0 * 0.35 * num_gpus / num_models)
     current = SearchSolver(estimator=estimator, is_time_up=_after(_FIRST_PLAN_S)).solve(units, models, None)
     draw = random.Random(2)
+    search_time = SearchTime(time.process_time)  # as the planner's process has it: it learns what follows a search
     for change, factors in (
         ("none", [1.0] * len(models)),
         ("off by two", [draw.choice((0.5, 2.0)) for _ in models]),
@@ -53,9 +54,9 @@ def replanned(num_gpus: int, num_models: int, estimator: Estimator) -> Iterator[
     ):
         asked = [m.times(factor) for m, factor in zip(models, factors, strict=True)]
         started_s = time.process_time()
-        plan = SearchSolver(estimator=estimator, is_time_up=_after(_SEARCH_SHARE * BUDGET_S)).solve(
-            units, asked, current
-        )
+        search_time.begin(BUDGET_S)
+        plan = SearchSolver(estimator=estimator, is_time_up=search_time.is_up).solve(units, asked, current)
+        search_time.end()
         cpu_s = time.process_time() - started_s
         found = estimate(units, asked, plan, estimator)
         yield Replanned(

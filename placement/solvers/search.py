@@ -92,7 +92,9 @@ class SearchSolver:
         self._improve(packing, [spread, InsertionRules(spread=True, margin=self.least_margin)])
         keep_spare(packing, self.is_time_up)
         prefer_waking(packing, units, self.is_time_up)
-        if not self._gains(kept, kept_service, key_of(packing), RoutedService.of(packing, units)):
+        found = key_of(packing)
+        # To ask routing takes long in a large fleet, and time is up.
+        if found == kept or not self._gains(kept, kept_service, found, RoutedService.of(packing, units)):
             packing.restore(kept_packing)
         return plan_of_packing(packing, units, rule=_RULE)
 
