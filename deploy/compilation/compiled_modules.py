@@ -9,6 +9,7 @@ from pathlib import Path
 from deploy.environment import cache_folder
 
 LIBRARY = "muxfleet_compiled"
+_DIGEST_LENGTH = 24
 _PACKAGES = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy")
 # What a simulated step runs through. Left out: what is encoded or pickled, what registers search for, and classes that
 # others derive from in Python.
@@ -76,10 +77,18 @@ def compiled_sources() -> Sequence[Path]:
 
 def compiled_folder() -> Path:
     """Returns where the libraries of these sources and this Python are kept, in the user's cache. Any change of any
-    source names another folder: what is compiled relies on the types of what is not.
+    source names another folder: what is compiled relies on the types of what is not. Its parent is that of all sources
+    that have lain where these lie.
     """
-    digest = hashlib.sha256(f"{sys.version} {sysconfig.get_platform()}".encode())
+    python = f"{sys.version} {sysconfig.get_platform()}"
+    place = hashlib.sha256(f"{python} {sources_folder()}".encode())
+    sources = hashlib.sha256()
     for path in package_sources():
-        digest.update(f"{path} ".encode())
-        digest.update((sources_folder() / path).read_bytes())
-    return cache_folder() / "compiled" / digest.hexdigest()[:24]
+        sources.update(f"{path} ".encode())
+        sources.update((sources_folder() / path).read_bytes())
+    return all_compiled() / place.hexdigest()[:_DIGEST_LENGTH] / sources.hexdigest()[:_DIGEST_LENGTH]
+
+
+def all_compiled() -> Path:
+    """Returns the folder of whatever was compiled, of any version and installation."""
+    return cache_folder() / "compiled"

@@ -11,6 +11,7 @@ from pathlib import Path
 from deploy.compilation import mypyc_program
 from deploy.compilation.compiled_modules import (
     LIBRARY,
+    all_compiled,
     compiled_folder,
     compiled_sources,
     package_sources,
@@ -24,7 +25,7 @@ _LAST_LINES = 20
 
 
 def compile_modules() -> Path:
-    """Returns the folder of the libraries; what is there already stays.
+    """Returns the folder of the libraries; what is there already stays. Those of sources that these have replaced go.
 
     Raises NotCompiled: mypyc or a C compiler is missing, or one of them fails.
     """
@@ -33,7 +34,7 @@ def compile_modules() -> Path:
         return folder
     _check_compilers()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+    with tempfile.TemporaryDirectory(dir=all_compiled()) as name:
         work = Path(name)
         _copy_sources(work / "sources")
         _compile(work)
@@ -42,7 +43,18 @@ def compile_modules() -> Path:
         except OSError:  # another process was faster
             if not folder.is_dir():
                 raise
+    for replaced in set(folder.parent.iterdir()) - {folder}:
+        shutil.rmtree(replaced, ignore_errors=True)
     return folder
+
+
+def remove_compiled() -> int:
+    """Removes what was compiled of any version and installation. Returns its size in bytes."""
+    folder = all_compiled()
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    return size_bytes
 
 
 def _check_compilers() -> None:

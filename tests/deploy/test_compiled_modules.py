@@ -8,12 +8,26 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from small_experiment import SMALL
 
 from deploy.compilation import module_compiler
 from deploy.compilation.compiled_finder import CompiledFinder
 from deploy.compilation.compiled_modules import compiled_folder, compiled_sources, package_sources, sources_folder
 from deploy.errors import NotCompiled
 
+COMPARE = """
+from deploy.compilation.compiled_finder import prefer_compiled_modules
+
+prefer_compiled_modules()
+
+from deploy.cli import main
+from deploy.simulation.workers import Workers
+from pdmux_actor.scheduling import scheduler
+
+with Workers(2, print) as workers:
+    print(workers.submit(lambda tell: scheduler.__file__).result(), flush=True)
+main()
+"""
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 ROOT = Path(__file__).parents[2]
 RECORD = """
@@ -48,7 +62,8 @@ def recorded(environment: dict[str, str]) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def test_compiled__any_policy__decides_to_the_byte_what_python_does():
+@pytest.fixture(scope="module")
+def _compiled():
     try:
         module_compiler.compile_modules()
     except NotCompiled as error:
@@ -56,12 +71,41 @@ def test_compiled__any_policy__decides_to_the_byte_what_python_does():
             raise
         pytest.skip(str(error))
 
+
+@pytest.mark.usefixtures("_compiled")
+def test_compiled__any_policy__decides_to_the_byte_what_python_does():
     compiled, python = recorded({"MUXFLEET_COMPILED": "1"}), recorded({"MUXFLEET_COMPILED": "0"})
 
     assert compiled["file"].endswith(SUFFIX)
     assert python["file"].endswith(".py")
     assert compiled["found"] == python["found"]
     assert min(steps for steps, _ in python["found"].values()) > 20
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_compare__in_processes_of_their_own__runs_what_is_compiled_and_finds_what_python_finds(tmp_path):
+    experiment = tmp_path / "small.yaml"
+    experiment.write_text(json.dumps(SMALL), encoding="utf-8")
+
+    def compared(compiled: str) -> tuple[str, list[dict[str, object]]]:
+        out = tmp_path / f"{compiled}.json"
+        done = subprocess.run(
+            [sys.executable, "-c", COMPARE, "compare", str(experiment), "--quick", "--jobs=2", f"--json={out}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "MUXFLEET_COMPILED": compiled},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=600,
+            check=True,
+        )
+        rows = [{**row, "wall_s": None} for row in json.loads(out.read_text(encoding="utf-8"))["rows"]]
+        return done.stdout.splitlines()[0], rows
+
+    (compiled_file, compiled), (python_file, python) = compared("1"), compared("0")
+
+    assert compiled_file.endswith(SUFFIX)
+    assert python_file.endswith(".py")
+    assert compiled == python
+    assert len(compiled) == 2
 
 
 def test_compiled_sources__any__are_modules_of_ours_and_stand_once():
@@ -80,8 +124,45 @@ def test_compiled_folder__another_source__is_another_folder(tmp_path, monkeypatc
         Path, "read_bytes", lambda path: read_bytes(path) + b"#" if path == changed else read_bytes(path)
     )
 
-    assert before.parent == tmp_path / "muxfleet" / "compiled"
+    assert before.parent.parent == tmp_path / "muxfleet" / "compiled"
     assert compiled_folder() != before
+    assert compiled_folder().parent == before.parent, "what replaces it lies beside it"
+
+
+@pytest.fixture
+def quick_compiler(tmp_path, monkeypatch):
+    """Instead of minutes of mypyc: one library."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module_compiler, "_check_compilers", lambda: None)
+
+    def compile_one(work: Path) -> None:
+        (work / "libraries").mkdir()
+        (work / "libraries" / f"one{SUFFIX}").write_bytes(bytes(1000))
+
+    monkeypatch.setattr(module_compiler, "_compile", compile_one)
+    return tmp_path / "muxfleet" / "compiled"
+
+
+def test_compile__sources_have_changed__what_they_replace_goes_and_that_of_others_stays(quick_compiler):
+    folder = compiled_folder()
+    older, of_others = folder.parent / "older", quick_compiler / "another installation" / "its sources"
+    for kept in (older, of_others):
+        kept.mkdir(parents=True)
+
+    assert module_compiler.compile_modules() == folder
+
+    assert list(folder.parent.iterdir()) == [folder]
+    assert [path.name for path in folder.iterdir()] == [f"one{SUFFIX}"]
+    assert set(quick_compiler.iterdir()) == {folder.parent, of_others.parent}, "and no working folder is left"
+    assert of_others.is_dir()
+
+
+def test_clean__something_was_compiled__nothing_is_left_and_it_says_how_much_it_was(quick_compiler):
+    module_compiler.compile_modules()
+
+    assert module_compiler.remove_compiled() == 1000
+    assert not quick_compiler.exists()
+    assert module_compiler.remove_compiled() == 0
 
 
 def test_finder__folder_of_libraries__finds_those_and_no_other(tmp_path):
