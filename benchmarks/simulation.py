@@ -1,6 +1,6 @@
 """How fast a fleet is simulated on one core, and how time and memory grow with it.
 
-    python benchmarks/simulation.py [--quick] [--trace FILE] [--json FILE]
+    python benchmarks/simulation.py [--quick] [--trace FILE] [--only NAME] [--most-wall-s S] [--json FILE]
 
 Every run is a process of its own, so that its memory is its own; with MUXFLEET_COMPILED=1 in the environment it runs
 what `muxfleet compile` has compiled. The first rows are examples/simulated-8gpu.yaml under a Mooncake trace (`--trace`,
@@ -67,8 +67,10 @@ def demand_of(fleet: FleetFile, duration_s: float) -> RequestStream:
     return demand_stream(demands, duration_s=duration_s, seed=0)
 
 
-def measure(name: str, file: str, factor: int, duration_s: float, trace: str | None, policy: str) -> dict[str, object]:
-    """One run, in this process."""
+def measure(
+    name: str, file: str, factor: int, duration_s: float, trace: str | None, policy: str, most_wall_s: float
+) -> dict[str, object]:
+    """One run, in this process. One that takes longer than `most_wall_s` ends there, with what has come by then."""
     fleet = with_nodes(read_fleet_file(ROOT / "examples" / file), factor)
     started_s = time.process_time()
     deployed = deploy_fleet(fleet, Deployment(name=policy, policy=policy))
@@ -79,9 +81,16 @@ def measure(name: str, file: str, factor: int, duration_s: float, trace: str | N
         weights = {m.id: m.demand.rate_per_s for m in fleet.models}
         whole = trace_stream(Path(trace), weights, seed=0, spread_ticks=True, rate_per_s=4.0)
         stream = replace(whole.first(None, duration_s), name="mooncake_conversation")
-    started_s = time.process_time()
-    outcome = run_fleet(deployed, stream, OPTIONS)
-    cpu_s = time.process_time() - started_s
+    growth = MemoryGrowth()
+    wall_started_s, started_s = time.monotonic(), time.process_time()
+    outcome = run_fleet(
+        deployed,
+        stream,
+        OPTIONS,
+        give_up=lambda _: time.monotonic() - wall_started_s > most_wall_s,
+        on_progress=growth.on_progress,
+    )
+    cpu_s, wall_s = time.process_time() - started_s, time.monotonic() - wall_started_s
     total = outcome.total().figures(outcome.duration_s)
     return {
         "run": name,
@@ -94,15 +103,34 @@ def measure(name: str, file: str, factor: int, duration_s: float, trace: str | N
         "finished": total.finished,
         "slo_attainment": total.slo_attainment,
         "request_attainment": total.request_attainment,
+        "asked_s": duration_s,
+        "gave_up": outcome.gave_up,
         "virtual_s": outcome.duration_s,
         "plan_s": planned_s,
         "cpu_s": cpu_s,
+        "wall_s": wall_s,
         "times_real": outcome.duration_s / cpu_s,
         "requests_per_s": total.requests / cpu_s,
         "events_per_s": outcome.events / cpu_s,
         "steps_per_s": outcome.steps / cpu_s,
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_memory_mib": peak_memory_mib(),
+        "peak_memory_mib_by_minute": growth.peaks_mib,
     }
+
+
+class MemoryGrowth:
+    """Notes the peak of memory at every minute of the fleet's time."""
+
+    def __init__(self) -> None:
+        self.peaks_mib: list[float] = []
+
+    def on_progress(self, ended: int, now_s: float) -> None:
+        while now_s >= 60.0 * (len(self.peaks_mib) + 1):
+            self.peaks_mib.append(round(peak_memory_mib()))
+
+
+def peak_memory_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def runs(quick: bool, trace: Path | None) -> list[tuple[str, str, int, float, str | None, str]]:
@@ -133,6 +161,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="shorter runs")
     parser.add_argument("--trace", type=Path, default=MOONCAKE if MOONCAKE.exists() else None)
     parser.add_argument("--only", help="runs whose name contains this")
+    parser.add_argument("--most-wall-s", type=float, default=3600.0, help="longer runs end there")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -143,7 +172,14 @@ def main() -> None:
         if args.only and args.only not in run[0]:
             continue
         print(f"{run[0]} ({run[-1]}) ...", file=sys.stderr)
-        command = [sys.executable, "-c", ONE_RUN, str(Path(__file__).resolve()), "--one", json.dumps(run)]
+        command = [
+            sys.executable,
+            "-c",
+            ONE_RUN,
+            str(Path(__file__).resolve()),
+            "--one",
+            json.dumps([*run, args.most_wall_s]),
+        ]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     print_table(rows, COLUMNS)
