@@ -1,9 +1,8 @@
 """Turns what a policy asks for into launches: forms batches, grows KV, places them on the lanes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pdmux_actor.scheduling.batching import PrefillBatch, PrefillBatches, grow_running, take_chunks
-from pdmux_actor.scheduling.block_sharing import BlockSharing
+from pdmux_actor.scheduling.batching import PrefillBatch, grow_running, take_chunks
 from pdmux_actor.scheduling.launch import (
     ComputeLaunch,
     DecodeStep,
@@ -13,35 +12,23 @@ from pdmux_actor.scheduling.launch import (
     Repartition,
     set_in_flight,
 )
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
+from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill
-from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.specs import DeviceSpec
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 
 class Dispatcher:
     """Turns a policy's actions into launches, which it notes on the `lanes` and in the `batches` that it was given."""
 
-    def __init__(
-        self,
-        *,
-        device: DeviceSpec,
-        settings: SchedulerSettings,
-        predictor: LatencyPredictor,
-        queues: Mapping[str, ModelQueue],
-        batches: PrefillBatches,
-        lanes: LanesInFlight,
-        sharing: BlockSharing,
-    ) -> None:
-        self._device = device
-        self._settings = settings
-        self._predictor = predictor
-        self._queues = queues
-        self._batches = batches
-        self._lanes = lanes
-        self._sharing = sharing
+    def __init__(self, parts: UnitParts) -> None:
+        self._device = parts.device
+        self._settings = parts.settings
+        self._predictor = parts.predictor
+        self._queues = parts.queues
+        self._batches = parts.batches
+        self._lanes = parts.lanes
+        self._sharing = parts.sharing
 
     def act(self, actions: Sequence[Action], now_s: float) -> list[Launch]:
         """Launches for what a policy chose, in order."""

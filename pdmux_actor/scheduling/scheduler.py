@@ -52,6 +52,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.scheduling.steady_run import RunAhead, SteadyRunner
 from pdmux_actor.scheduling.stretch_run import StretchRunner, VirtualWorld
 from pdmux_actor.scheduling.unit_look import LaneReadiness, UnitLook
+from pdmux_actor.scheduling.unit_parts import UnitParts
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec
@@ -77,7 +78,7 @@ class Scheduler:
         self._lanes = LanesInFlight(device.num_sms)
         self._predictor = LatencyPredictor(latency, guard)
         self._sharing = BlockSharing(pool, self._queues, settings)
-        self._dispatcher = Dispatcher(
+        parts = UnitParts(
             device=device,
             settings=settings,
             predictor=self._predictor,
@@ -86,19 +87,13 @@ class Scheduler:
             lanes=self._lanes,
             sharing=self._sharing,
         )
+        self._dispatcher = Dispatcher(parts)
         early = EarlySteps(self._queues, self._batches, self._lanes, self._dispatcher)
         self._early = early if settings.early_steps else None
         self._first_tokens = FirstTokens(self._queues, self._batches, self._lanes, self._predictor)
         self._answers = Answers(self._queues, self._batches, self._first_tokens)
         self._results = LaunchResults(self._queues, self._batches, self._answers, self._first_tokens)
-        self._look = UnitLook(
-            device=device,
-            settings=settings,
-            predictor=self._predictor,
-            queues=self._queues,
-            batches=self._batches,
-            lanes=self._lanes,
-        )
+        self._look = UnitLook(parts)
         self._readiness = LaneReadiness()
         self._neighbours = NeighbourSlowdown(self._queues, self._lanes, self._predictor)
         self._adapters = Adapters()
@@ -106,29 +101,9 @@ class Scheduler:
         self._reporter = LoadReporter(
             pool, self._predictor, self._neighbours, self.log, device.num_sms, self._adapters, self._batches
         )
-        self._runner, self._steady = self._runners()
-        self._detached: list[str] = []
-        self._stretch: DecodeStretch | None = None
-        self._steps_total = 0
-        self._now_s = 0.0  # of the last decision
-        self._take_policy(policy)
-
-    def _runners(self) -> tuple[StretchRunner, SteadyRunner]:
-        stretches = StretchRunner(
-            device=self._device,
-            settings=self._settings,
-            predictor=self._predictor,
-            lanes=self._lanes,
-            sharing=self._sharing,
-            log=self.log,
-        )
-        steady = SteadyRunner(
-            settings=self._settings,
-            queues=self._queues,
-            batches=self._batches,
-            lanes=self._lanes,
-            predictor=self._predictor,
-            sharing=self._sharing,
+        self._runner = StretchRunner(parts, self.log)
+        self._steady = SteadyRunner(
+            parts,
             dispatcher=self._dispatcher,
             readiness=self._readiness,
             neighbours=self._neighbours,
@@ -136,7 +111,11 @@ class Scheduler:
             look=self._look,
             note=self._log,
         )
-        return stretches, steady
+        self._detached: list[str] = []
+        self._stretch: DecodeStretch | None = None
+        self._steps_total = 0
+        self._now_s = 0.0  # of the last decision
+        self._take_policy(policy)
 
     # ---- what the engine loop calls ----
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from pdmux_actor.scheduling.batching import PrefillBatches
-from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.dispatcher import Dispatcher
 from pdmux_actor.scheduling.launch import (
@@ -25,16 +23,13 @@ from pdmux_actor.scheduling.launch import (
     PrefillSlice,
     set_in_flight,
 )
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
 from pdmux_actor.scheduling.plain_batch import PlainBatch, StretchTokens
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode
 from pdmux_actor.scheduling.policies.dispatch_policy import DispatchPolicy
-from pdmux_actor.scheduling.prediction import LatencyPredictor
-from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.scheduling.stretch_run import VirtualWorld
 from pdmux_actor.scheduling.unit_look import LaneReadiness, UnitLook
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 
 class RunAhead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -51,13 +46,8 @@ class SteadyRunner:
 
     def __init__(
         self,
+        parts: UnitParts,
         *,
-        settings: SchedulerSettings,
-        queues: Mapping[str, ModelQueue],
-        batches: PrefillBatches,
-        lanes: LanesInFlight,
-        predictor: LatencyPredictor,
-        sharing: BlockSharing,
         dispatcher: Dispatcher,
         readiness: LaneReadiness,
         neighbours: NeighbourSlowdown,
@@ -65,12 +55,12 @@ class SteadyRunner:
         look: UnitLook,
         note: Callable[[float, Sequence[Launch]], None],
     ) -> None:
-        self._settings = settings
-        self._queues = queues
-        self._batches = batches
-        self._lanes = lanes
-        self._predictor = predictor
-        self._sharing = sharing
+        self._settings = parts.settings
+        self._queues = parts.queues
+        self._batches = parts.batches
+        self._lanes = parts.lanes
+        self._predictor = parts.predictor
+        self._sharing = parts.sharing
         self._dispatcher = dispatcher
         self._readiness = readiness
         self._neighbours = neighbours

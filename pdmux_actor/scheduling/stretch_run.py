@@ -14,18 +14,15 @@ from typing import Protocol
 import msgspec
 
 from pdmux_actor.scheduling.batching import grow_together
-from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.decode_stretch import DecodeStretch
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, Launch, LaunchCompletion, MixedStep
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
+from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.plain_batch import PlainBatch, StretchTokens, TokenSource
 from pdmux_actor.scheduling.policies.base import Decode, Mixed
 from pdmux_actor.scheduling.policies.dispatch_policy import StretchPolicy
-from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.specs import DeviceSpec
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 
 class VirtualWorld(TokenSource, Protocol):
@@ -72,21 +69,12 @@ class StretchRun(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class StretchRunner:
     """Runs stretches of the scheduler that these parts are of."""
 
-    def __init__(
-        self,
-        *,
-        device: DeviceSpec,
-        settings: SchedulerSettings,
-        predictor: LatencyPredictor,
-        lanes: LanesInFlight,
-        sharing: BlockSharing,
-        log: DecisionLog,
-    ) -> None:
-        self._device = device
-        self._settings = settings
-        self._predictor = predictor
-        self._lanes = lanes
-        self._sharing = sharing
+    def __init__(self, parts: UnitParts, log: DecisionLog) -> None:
+        self._device = parts.device
+        self._settings = parts.settings
+        self._predictor = parts.predictor
+        self._lanes = parts.lanes
+        self._sharing = parts.sharing
         self._log = log
 
     def run(

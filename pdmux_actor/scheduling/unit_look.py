@@ -1,38 +1,22 @@
 """Looks at a unit before it decides: what the policy sees, and since when a lane idles although it could work."""
 
-from collections.abc import Mapping
-
-from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.launch import Lane
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.dispatch_policy import DispatchPolicy, RoomPolicy
-from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.prompt_order import PromptOrder
-from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.specs import DeviceSpec
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 
 class UnitLook:
     """`take_policy` comes first: what is seen is for that one."""
 
-    def __init__(
-        self,
-        *,
-        device: DeviceSpec,
-        settings: SchedulerSettings,
-        predictor: LatencyPredictor,
-        queues: Mapping[str, ModelQueue],
-        batches: PrefillBatches,
-        lanes: LanesInFlight,
-    ) -> None:
-        self._device = device
-        self._settings = settings
-        self._predictor = predictor
-        self._queues = queues
-        self._batches = batches
-        self._lanes = lanes
+    def __init__(self, parts: UnitParts) -> None:
+        self._device = parts.device
+        self._settings = parts.settings
+        self._predictor = parts.predictor
+        self._queues = parts.queues
+        self._batches = parts.batches
+        self._lanes = parts.lanes
         self._prompt_order = PromptOrder()
         self._target_aware = False
         self._room_policy: RoomPolicy | None = None
