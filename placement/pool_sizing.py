@@ -108,7 +108,7 @@ def _without_kept_prefills(unit: UnitCapacity, models: Sequence[PlacementModel])
     """An engine of one model is SGLang, which sees to its own memory."""
     if unit.max_models is not None or unit.device is None:
         return unit
-    kept = unit.num_gpus * kept_prefill_bytes((m.spec for m in models), unit.launch_limits)
+    kept = unit.num_gpus * kept_prefill_bytes(models, unit.launch_limits)
     memory_bytes = max(0, unit.memory_bytes - kept)
     return replace(unit, memory_bytes=memory_bytes, total_blocks=memory_bytes // unit.block_bytes)
 

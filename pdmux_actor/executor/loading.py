@@ -75,7 +75,8 @@ def load_decoder(
     _check_engine(model, config, device, share.num_ranks)
     spec = share.spec_of(config.spec)
     geometry = KvGeometry.of(spec, block_bytes)
-    needed_bytes = _needed_bytes(config.spec, share.num_ranks, launch_limits)
+    max_model_len = _max_model_len(model, config, source.max_model_len)
+    needed_bytes = _needed_bytes(config.spec, share.num_ranks, launch_limits, max_model_len)
     _check_block(model, spec, geometry, block_bytes)
     check_room(model, spec, needed_bytes, available_bytes)
     info = ModelInfo(
@@ -83,7 +84,7 @@ def load_decoder(
         spec=spec,
         geometry=geometry,
         eos_token_ids=eos_token_ids(model, folder, raw_config),
-        max_model_len=_max_model_len(model, config, source.max_model_len),
+        max_model_len=max_model_len,
         own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens if isinstance(config, DecoderConfig) else None,
         whole=None if share.num_ranks == 1 else config.spec,
     )
@@ -155,11 +156,11 @@ def _refused(model: str, refused: NativeRefusal) -> ModelLoadError:
     return ModelLoadError(model=model, reason=refused.reason, remedy=refused.remedy)
 
 
-def _needed_bytes(spec: ModelSpec, num_ranks: int, limits: LaunchLimits | None) -> int:
+def _needed_bytes(spec: ModelSpec, num_ranks: int, limits: LaunchLimits | None, max_model_len: int) -> int:
     """Of each rank, as plans count it."""
     if limits is None:
         return held_weight_bytes(spec, num_ranks) // num_ranks
-    return resident_bytes(spec, num_ranks, limits) // num_ranks
+    return resident_bytes(spec, num_ranks, limits, max_model_len) // num_ranks
 
 
 def awakened(

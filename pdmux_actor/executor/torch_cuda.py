@@ -52,7 +52,7 @@ from pdmux_actor.scheduling.launch import (
     Repartition,
     lane_number,
 )
-from placement.estimation.memory import resident_bytes
+from placement.estimation.memory import gathered_bytes, resident_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
@@ -161,14 +161,15 @@ class TorchCudaExecutor:
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         loaded = self._loaded[info.model]
-        most_sequences = self._launch_limits.sequences
+        limits, num_ranks = self._launch_limits, self._share.num_ranks
         captured_tokens = host_bound_tokens(info.spec, self.device, self._eager_layer_s)
         self._attached[info.model] = CudaModel.of(
             loaded,
             row_table,
             self._pool,
             workspace=self.workspace,
-            most_sequences=most_sequences,
+            most_sequences=limits.sequences,
+            gathered_bytes=gathered_bytes(info.whole or info.spec, num_ranks, limits, info.max_model_len),
             flash=self._paged_flash,
             captured_tokens_per_sm=captured_tokens / self.device.num_sms,
         )
@@ -178,7 +179,7 @@ class TorchCudaExecutor:
         self._graphs.memory_came_free()  # loading takes more than a loaded model
         if self._captures_ahead:
             streams = self._lanes.streams
-            self._graphs.plan(likely_captures(info.model, streams, self.device, most_sequences, captured_tokens))
+            self._graphs.plan(likely_captures(info.model, streams, self.device, limits.sequences, captured_tokens))
             while len(self._attached) == 1 and self._capture_planned():
                 pass
 
@@ -228,14 +229,15 @@ class TorchCudaExecutor:
 
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
-        needed_bytes = resident_bytes(host.info.spec, limits=self._launch_limits)
-        check_room(model, host.info.spec, needed_bytes, self._free_bytes())
+        info = host.info
+        needed_bytes = resident_bytes(info.spec, limits=self._launch_limits, context_tokens=info.max_model_len)
+        check_room(model, info.spec, needed_bytes, self._free_bytes())
         with torch.inference_mode(), self._loss.noted():
             weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
-            decoder = awakened(host.config, weights, host.info.max_model_len, TritonOperators(self.workspace))
-        self.hold(LoadedModel(info=host.info, decoder=decoder))  # its kernels were compiled when it came first
+            decoder = awakened(host.config, weights, info.max_model_len, TritonOperators(self.workspace))
+        self.hold(LoadedModel(info=info, decoder=decoder))  # its kernels were compiled when it came first
         self.forget_sleeper(model)
-        return host.info
+        return info
 
     def forget_sleeper(self, model: str) -> None:
         self._lanes.unpin(self._asleep.pop(model).region.whole)

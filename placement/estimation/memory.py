@@ -30,23 +30,53 @@ def divides(spec: ModelSpec, num_gpus: int) -> bool:
     return spec.num_heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
 
 
-def workspace_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS) -> int:
+def workspace_bytes(
+    spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS, context_tokens: int | None = None
+) -> int:
     """Live activations of the largest batch in the widest spot of a layer, and its logits, on all GPUs together. The
-    residual stream is on each of them, the rest is divided.
+    residual stream is on each of them, the rest is divided. `context_tokens` are those of the longest sequence; None:
+    what the checkpoint names.
     """
-    attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    widest = max(attention, 3 * spec.intermediate_size)  # gate, up and their product
-    residual_and_normed = 2 * spec.hidden_size
-    activations = limits.batch_tokens * (residual_and_normed * num_gpus + widest) * spec.dtype_bytes
-    return activations + limits.sequences * spec.vocab_size * _LOGIT_BYTES
+    gathered = num_gpus * _one_head_bytes(spec, context_tokens)
+    widest = max(_mlp_bytes(spec, limits), _attention_bytes(spec, limits) + gathered)
+    residual_and_normed = limits.batch_tokens * 2 * spec.hidden_size * num_gpus * spec.dtype_bytes
+    return residual_and_normed + widest + limits.sequences * spec.vocab_size * _LOGIT_BYTES
 
 
-def kept_prefill_bytes(specs: Iterable[ModelSpec], limits: LaunchLimits = DEFAULT_LIMITS) -> int:
+def gathered_bytes(
+    spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS, context_tokens: int | None = None
+) -> int:
+    """Returns what one GPU may gather at a time of the K and V that a layer reads of cached prefixes, so that the
+    workspace holds it beside the rest of attention: one KV head of the longest sequence at least.
+    """
+    beside_attention = (_mlp_bytes(spec, limits) - _attention_bytes(spec, limits)) // num_gpus
+    return max(beside_attention, _one_head_bytes(spec, context_tokens))
+
+
+def _mlp_bytes(spec: ModelSpec, limits: LaunchLimits) -> int:
+    """Of gate, up and their product."""
+    return limits.batch_tokens * 3 * spec.intermediate_size * spec.dtype_bytes
+
+
+def _attention_bytes(spec: ModelSpec, limits: LaunchLimits) -> int:
+    """Of queries, keys, values and answers, and of queries and answers once more as paged attention lays them."""
+    return limits.batch_tokens * (4 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * spec.dtype_bytes
+
+
+def _one_head_bytes(spec: ModelSpec, context_tokens: int | None) -> int:
+    return 2 * spec.context_tokens(context_tokens) * spec.head_dim * spec.dtype_bytes
+
+
+def kept_prefill_bytes(models: Iterable[PlacementModel], limits: LaunchLimits = DEFAULT_LIMITS) -> int:
     """Returns what a GPU's launches keep beside the workspace of each model: the decode lane has one, too. Models that
     do not compute in the lanes' arenas keep what a prefill took on each partition.
     """
-    kept = (workspace_bytes(spec, 1, limits) * (1 if computes_in_arenas(spec) else _PARTITIONS) for spec in specs)
-    return max(kept, default=0)
+    return max((_kept_bytes(model, limits) for model in models), default=0)
+
+
+def _kept_bytes(model: PlacementModel, limits: LaunchLimits) -> int:
+    own_bytes = workspace_bytes(model.spec, 1, limits, model.max_model_len)
+    return own_bytes * (1 if computes_in_arenas(model.spec) else _PARTITIONS)
 
 
 def computes_in_arenas(spec: ModelSpec) -> bool:
@@ -62,16 +92,21 @@ def held_weight_bytes(spec: ModelSpec, num_gpus: int) -> int:
     return spec.weight_bytes + (num_gpus - 1) * spec.embedding_bytes
 
 
-def resident_bytes(spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS) -> int:
-    """Returns what a replica takes beside the KV pool, on all GPUs of its unit together."""
-    return held_weight_bytes(spec, num_gpus) + workspace_bytes(spec, num_gpus, limits)
+def resident_bytes(
+    spec: ModelSpec, num_gpus: int = 1, limits: LaunchLimits = DEFAULT_LIMITS, context_tokens: int | None = None
+) -> int:
+    """Returns what a replica takes beside the KV pool, on all GPUs of its unit together. `context_tokens` as in
+    workspace_bytes.
+    """
+    return held_weight_bytes(spec, num_gpus) + workspace_bytes(spec, num_gpus, limits, context_tokens)
 
 
 def replica_bytes(model: PlacementModel, num_gpus: int, limits: LaunchLimits) -> int:
     """`resident_bytes` with the model's adapters. A GPU divides one of an adapter's two matrices and has the other one
     whole: both are counted on each, which is more than there is.
     """
-    return resident_bytes(model.spec, num_gpus, limits) + model.adapters_bytes * num_gpus
+    resident = resident_bytes(model.spec, num_gpus, limits, model.max_model_len)
+    return resident + model.adapters_bytes * num_gpus
 
 
 def resident_bytes_on(unit: UnitCapacity, model: PlacementModel) -> int:

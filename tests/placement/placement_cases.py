@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import strategies as st
 
 from placement.demand import ModelDemand
-from placement.estimation.memory import bytes_for_models, kv_rows, resident_bytes, runs_on
+from placement.estimation.memory import bytes_for_models, kv_rows, resident_bytes_on, runs_on
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel
 from profiler.gpus.a100_80g import DEVICE as A100_80G
@@ -153,7 +153,7 @@ def assert_sound(plan: Plan, units: list[UnitCapacity], models: list[PlacementMo
         assert all(p.quota_blocks > 0 for p in held)
         assert sum(p.quota_blocks for p in held) <= unit.total_blocks
         assert all(runs_on(by_name[p.model].spec, unit.num_gpus, unit.native_on) for p in held)
-        needed_bytes = sum(resident_bytes(by_name[p.model].spec, unit.num_gpus) for p in held)
+        needed_bytes = sum(resident_bytes_on(unit, by_name[p.model]) for p in held)
         assert needed_bytes <= max(0, bytes_for_models(unit))
         if unit.sizes_pool:
             assert needed_bytes + sum(p.quota_blocks for p in held) * unit.block_bytes <= unit.memory_bytes

@@ -10,6 +10,7 @@ from placement_cases import MIB, make_model, make_unit
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from placement.estimation.memory import (
     bytes_for_models,
+    gathered_bytes,
     kept_prefill_bytes,
     resident_bytes,
     resident_bytes_on,
@@ -28,14 +29,33 @@ def test_workspace__larger_launches__take_what_the_formula_says() -> None:
     assert workspace_bytes(LLAMA_3_8B, limits=LARGE_LAUNCHES) // MIB == 925
 
 
+@pytest.mark.parametrize("num_gpus", [1, 2, 8])
+@pytest.mark.parametrize("context_tokens", [None, 8192])
+def test_gathered_prefixes__of_a_thin_model__have_room_beside_attention(
+    num_gpus: int, context_tokens: int | None
+) -> None:
+    """Its MLP needs less than its attention: nothing is left over for them."""
+    thin = replace(LLAMA_3_8B, intermediate_size=4096)
+    limits = LaunchLimits(batch_tokens=1024, sequences=1)
+    each = thin.num_heads * thin.head_dim // num_gpus
+    keys_and_values = 2 * thin.num_kv_heads * thin.head_dim // num_gpus
+    attention = limits.batch_tokens * (4 * each + keys_and_values + 2 * thin.hidden_size)
+
+    gathered = gathered_bytes(thin, num_gpus, limits, context_tokens)
+
+    assert gathered >= 2 * (context_tokens or thin.max_position_embeddings) * thin.head_dim * 2
+    assert num_gpus * (2 * attention + gathered) <= workspace_bytes(thin, num_gpus, limits, context_tokens)
+
+
 def test_kept_prefills__models_in_arenas_and_others__one_workspace_or_one_for_each_partition() -> None:
     """Lanes have an arena each; what computes elsewhere is kept by every partition's stream."""
     own_bytes = workspace_bytes(LLAMA_3_8B, limits=LARGE_LAUNCHES)
-    quantised = replace(LLAMA_3_8B, weights="int8")
-    foreign = replace(LLAMA_3_8B, architecture="GPT2LMHeadModel")
+    dense = make_model("dense", spec=LLAMA_3_8B)
+    quantised = make_model("quantised", spec=replace(LLAMA_3_8B, weights="int8"))
+    foreign = make_model("foreign", spec=replace(LLAMA_3_8B, architecture="GPT2LMHeadModel"))
 
-    assert kept_prefill_bytes([LLAMA_3_8B, LLAMA_3_8B], LARGE_LAUNCHES) == own_bytes
-    assert kept_prefill_bytes([LLAMA_3_8B, quantised], LARGE_LAUNCHES) == 6 * own_bytes
+    assert kept_prefill_bytes([dense, dense], LARGE_LAUNCHES) == own_bytes
+    assert kept_prefill_bytes([dense, quantised], LARGE_LAUNCHES) == 6 * own_bytes
     assert kept_prefill_bytes([foreign], LARGE_LAUNCHES) == 6 * own_bytes
     assert kept_prefill_bytes([]) == 0
 

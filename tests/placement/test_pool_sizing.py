@@ -57,7 +57,7 @@ def test_estimate__neighbour_on_a_unit__takes_its_weights_from_the_pool() -> Non
 def test_size_pools__one_model__gets_all_that_its_weights_leave() -> None:
     sized = size_pools(units(2), [llm("only")], ESTIMATOR)
 
-    beside_bytes = resident_bytes(LLAMA_7B) + kept_prefill_bytes([LLAMA_7B])
+    beside_bytes = resident_bytes(LLAMA_7B) + kept_prefill_bytes([llm("only")])
     assert all(0 <= bytes_for_models(u) - beside_bytes < 2 * BLOCK_BYTES for u in sized)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.launch_buckets import bucket_of
 from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash, fitting_flash
@@ -51,11 +51,12 @@ class CudaModel:
         *,
         workspace: Workspace,
         most_sequences: int,
+        gathered_bytes: int,
         flash: PagedFlash | None,
         captured_tokens_per_sm: float,
     ) -> "CudaModel":
         """A model whose rows' blocks lie in `pool`, of bytes. Steps of up to `most_sequences` share a place for logits.
-        `flash` is used if it takes blocks.
+        At most `gathered_bytes` of cached prefixes are gathered at a time. `flash` is used if it takes blocks.
         """
         info, device = loaded.info, pool.device
         pool = pool.view(torch_dtype(info.spec.dtype))
@@ -70,6 +71,7 @@ class CudaModel:
                 tokens_per_row=info.geometry.tokens_per_row,
                 on_device=np.zeros(len(row_table), dtype=np.bool_),
                 flash=fitting_flash(flash, pool, info.spec.head_dim),
+                gathered_bytes=gathered_bytes,
             ),
             row_table=row_table,
             eos_token_ids=torch.tensor(sorted(info.eos_token_ids), dtype=torch.int64, device=device),

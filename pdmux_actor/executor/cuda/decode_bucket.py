@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.batch_order import BatchOrder
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, output_counts, sample_rows
 from pdmux_actor.executor.cuda.held_rows import HeldRows, NewRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views

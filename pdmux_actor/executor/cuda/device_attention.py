@@ -1,67 +1,15 @@
 """Attention of a launch on the device: keeps new K and V in the pool and attends over what the pool holds."""
 
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch
-from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
-from pdmux_actor.executor.cuda.prefix_pages import PagedContexts, PagedFlash, attend_pages, is_worth_paging
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
+from pdmux_actor.executor.cuda.gathered_prefixes import GatheredPrefixes
+from pdmux_actor.executor.cuda.prefix_pages import PagedContexts, attend_pages, is_worth_paging
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
-from pdmux_actor.executor.cuda.split_list import SplitList, split_list
+from pdmux_actor.executor.cuda.split_list import split_list
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.workspace import Workspace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceKv:
-    """The pool as one model sees it. pool: [blocks, elements of the model's dtype]; table: int32 [max_rows,
-    blocks_per_row], the blocks of the rows marked in `on_device`. `flash`: reads blocks as pages; None: nothing does.
-    """
-
-    pool: Tensor
-    table: Tensor
-    kv_heads: int
-    head_dim: int
-    tokens_per_row: int
-    on_device: npt.NDArray[np.bool_]  # [max_rows]
-    flash: PagedFlash | None = None
-
-    def upload(self, rows: npt.NDArray[np.int64], sent_rows: Tensor, sent_blocks: Tensor) -> None:
-        """Rows that were sent to the device with a launch."""
-        if len(rows):
-            self.table.index_copy_(0, sent_rows, sent_blocks)
-            self.on_device[rows] = True
-
-    def upload_missing(self, rows: npt.NDArray[np.int32], row_table: npt.NDArray[np.int64]) -> None:
-        """Waits for the copy: outside the hot path."""
-        missing = rows[~self.on_device[rows]]
-        blocks = torch.from_numpy(row_table[missing].astype(np.int32)).to(self.table.device)
-        self.table[torch.from_numpy(missing.astype(np.int64)).to(self.table.device)] = blocks
-        self.on_device[missing] = True
-
-    def store(self, layer: int, rows: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
-        store_kv(self.pool, self.table, rows, positions, key, value, layer=layer, tokens_per_row=self.tokens_per_row)
-
-    def attend_decodes(
-        self, layer: int, query: Tensor, rows: Tensor, row_stride: Tensor, contexts: Tensor, splits: SplitList
-    ) -> Tensor:
-        return decode_attention(
-            query,
-            self.pool,
-            self.table,
-            rows,
-            row_stride,
-            contexts,
-            layer=layer,
-            kv_heads=self.kv_heads,
-            tokens_per_row=self.tokens_per_row,
-            splits=splits,
-        )
 
 
 class BatchAttention:
@@ -72,6 +20,7 @@ class BatchAttention:
         self._workspace = workspace
         self._batch = batch
         self._splits = split_list(batch.tensors["decode_contexts"], num_splits) if batch.num_decodes else None
+        self._prefixes: GatheredPrefixes | None = None  # until a layer gathers
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits = PLAIN
@@ -116,14 +65,7 @@ class BatchAttention:
             )
             return
         if has_prefix:
-            key, value = gather_kv(
-                kv.pool,
-                kv.table,
-                tensors["context_rows"],
-                tensors["context_offsets"],
-                layer=layer,
-                kv_heads=kv.kv_heads,
-                head_dim=kv.head_dim,
-                workspace=self._workspace,
-            )
+            self._prefixes = self._prefixes or GatheredPrefixes(kv, self._batch, self._workspace)
+            self._prefixes.attend(layer, query, attended)
+            return
         varlen_attention(query, key, value, ends, tensors["context_ends"], chunks, attended)

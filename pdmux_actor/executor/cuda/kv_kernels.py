@@ -46,7 +46,7 @@ def _store_kernel(
         tl.store(target + HEAD_DIM, tl.load(value_ptr + source, mask=mask), mask=mask)
 
 
-@triton.jit(do_not_specialize=["first_column"])
+@triton.jit(do_not_specialize=["first_column", "num_heads"])
 def _gather_kernel(
     pool_ptr,
     table_ptr,
@@ -55,22 +55,22 @@ def _gather_kernel(
     key_ptr,
     value_ptr,
     first_column,
+    num_heads,
     block_elements,
     BLOCKS_PER_ROW: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     KV_HEADS_PADDED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     heads, lanes = tl.arange(0, KV_HEADS_PADDED), tl.arange(0, HEAD_DIM_PADDED)
-    is_head = heads < KV_HEADS
+    is_head = heads < num_heads
     mask = is_head[:, None] & (lanes < HEAD_DIM)[None, :]
     row = tl.load(rows_ptr + token).to(tl.int64)
     block = tl.load(table_ptr + row * BLOCKS_PER_ROW + first_column + heads, mask=is_head, other=0).to(tl.int64)
     offset = tl.load(offsets_ptr + token).to(tl.int64)
     source = pool_ptr + (block * block_elements + offset * 2 * HEAD_DIM)[:, None] + lanes[None, :]
-    target = (token * KV_HEADS + heads)[:, None] * HEAD_DIM + lanes[None, :]
+    target = (token * num_heads + heads)[:, None] * HEAD_DIM + lanes[None, :]
     tl.store(key_ptr + target, tl.load(source, mask=mask), mask=mask)
     tl.store(value_ptr + target, tl.load(source + HEAD_DIM, mask=mask), mask=mask)
 
@@ -122,12 +122,14 @@ def gather_kv(
     layer: int,
     kv_heads: int,
     head_dim: int,
+    heads: range | None = None,
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """K and V `[tokens, kv_heads, head_dim]` of the tokens at `offsets` of `rows` (int32 [tokens] each). `workspace`
-    None: by torch's allocator.
+    """K and V `[tokens, heads, head_dim]` of the tokens at `offsets` of `rows` (int32 [tokens] each), of some of the
+    layer's KV `heads`; None: of all. `workspace` None: by torch's allocator.
     """
-    shape, places = (rows.shape[0], kv_heads, head_dim), workspace or Workspace()
+    heads = range(kv_heads) if heads is None else heads
+    shape, places = (rows.shape[0], len(heads), head_dim), workspace or Workspace()
     key, value = (places.empty(shape, pool.dtype, pool.device) for _ in range(2))
     if len(rows):
         _gather_kernel[(rows.shape[0],)](
@@ -137,10 +139,10 @@ def gather_kv(
             offsets,
             key,
             value,
-            layer * kv_heads,
+            layer * kv_heads + heads.start,
+            len(heads),
             pool.stride(0),
             BLOCKS_PER_ROW=table.shape[1],
-            KV_HEADS=kv_heads,
             KV_HEADS_PADDED=triton.next_power_of_2(kv_heads),
             HEAD_DIM=head_dim,
             HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),

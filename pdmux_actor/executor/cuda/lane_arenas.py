@@ -56,7 +56,8 @@ class LaneArenas:
         arena.resize(self._num_bytes)
 
     def _bytes_of(self, info: ModelInfo) -> int:
-        return workspace_bytes(info.whole or info.spec, self._num_ranks, self._limits) // self._num_ranks
+        spec, num_ranks = info.whole or info.spec, self._num_ranks
+        return workspace_bytes(spec, num_ranks, self._limits, info.max_model_len) // num_ranks
 
 
 def arena_facts(arenas: Iterable[LaneArena]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.graph_key import Step
 from pdmux_actor.executor.cuda.prompt_attention import packed_attention
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.device_attention import BatchAttention, DeviceKv
+from pdmux_actor.executor.cuda.device_attention import BatchAttention
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent, DeviceBatch
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.loading import LoadedModel

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits

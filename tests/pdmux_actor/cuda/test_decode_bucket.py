@@ -13,7 +13,7 @@ from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, make_cuda_rig
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
 from pdmux_actor.scheduling.launch import DecodeStep
 

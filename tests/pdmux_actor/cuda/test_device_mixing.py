@@ -24,7 +24,7 @@ from gpu.random_models import random_model
 from pdmux_actor.executor.cuda import cuda_runner, decode_kernels, kv_kernels, sampling_kernels, uniform_kernels
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.host_stage import Arrays, layout, views
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo

@@ -25,7 +25,7 @@ from gpu.random_models import SHAPES
 from torch.profiler import ProfilerActivity
 
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor.cuda.device_attention import DeviceKv
+from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import PREFILL_LANE, Lane
 from profiler.gpus.h200 import DEVICE as H200

@@ -21,7 +21,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("cuda_runner.py", "_read_plain", "tolist"): "pinned memory, filled when the launch is over",
     ("graph_capture.py", "__call__", "synchronize"): "a capture, once per shape",
     ("graph_capture.py", "__call__", "empty_cache"): "a capture that found no memory",
-    ("device_attention.py", "upload_missing", "to"): "contexts that a measurement never computed",
+    ("device_kv.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
     ("device_sampler.py", "_sent", "to"): "from pinned memory, without a wait",
     ("constrained_rows.py", "apply", "to"): "from pinned memory, without a wait",

@@ -1,6 +1,6 @@
 """What a lane's launches compute in: nothing overlaps, nothing large comes from elsewhere, and plans reserve it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ def test_prefill__prompt_beyond_the_limits__takes_the_rest_from_the_allocator_wi
     produced = []
     for limits in (LIMITS, LaunchLimits(batch_tokens=400, sequences=4)):
         rig = make_cuda_rig(launch_limits=limits)
-        rig.load("llama", tiny_checkpoints["llama"], dtype="float32")
+        rig.load("llama", tiny_checkpoints["llama"], dtype="float32", max_model_len=100)
         sequences = [rig.sequence("llama", make_prompt(90), 3)]
         rig.prefill(sequences, layers_per_slice=1)
         rig.decode(sequences, 2)
@@ -165,11 +165,11 @@ def test_prefill__prompt_beyond_the_limits__takes_the_rest_from_the_allocator_wi
 def test_engine__prompt_beyond_the_limits__is_cut_so_that_its_chunks_fit_with_the_same_tokens(
     tiny_checkpoints: Mapping[str, Path],
 ) -> None:
-    """What remains beside the arena is the cached prefix of one layer that is gathered."""
     said, beside_bytes = [], []
     for longest in (None, LIMITS.batch_tokens):
         executor = make_cuda_rig(launch_limits=LIMITS).executor
-        info = executor.load_model(ModelSource(model="llama", source=str(tiny_checkpoints["llama"]), dtype="float32"))
+        source = ModelSource(model="llama", source=str(tiny_checkpoints["llama"]), dtype="float32", max_model_len=100)
+        info = executor.load_model(source)
         settings = SchedulerSettings(max_batch_tokens=LIMITS.batch_tokens, longest_chunk_tokens=longest)
         told: list[TokenEvent] = []
         loop, inbox = build_engine(
@@ -188,9 +188,34 @@ def test_engine__prompt_beyond_the_limits__is_cut_so_that_its_chunks_fit_with_th
         said.append([token.token_id for event in told for token in event.tokens])
         beside_bytes.append(executor.arena_facts["beside_arena_bytes"])
 
-    prefix_bytes = 2 * 90 * info.spec.num_kv_heads * info.spec.head_dim * 4
     assert said[0] == said[1]
-    assert beside_bytes[1] <= prefix_bytes < beside_bytes[0]
+    assert beside_bytes[1] == 0 < beside_bytes[0]
+
+
+@pytest.mark.parametrize("lengths", [(90,), (90, 81, 70), (12, 90, 13, 11)])
+def test_prefill__prefixes_that_fill_the_pool__are_gathered_within_the_arena_with_the_same_tokens(
+    tiny_checkpoints: Mapping[str, Path], lengths: Sequence[int]
+) -> None:
+    """One KV head of the longest sequence has room, and no more: contexts are longer than the launch by far."""
+    produced = []
+    for rig in (make_cuda_rig(launch_limits=LIMITS), CpuRig(block_bytes=512)):
+        info = rig.load("llama", tiny_checkpoints["llama"], dtype="float32", max_model_len=92)
+        sequences = [rig.sequence("llama", make_prompt(n), 1) for n in lengths]
+        chunks = [
+            (Chunk(sequence, start, min(20, length - 5 - start)),)
+            for sequence, length in zip(sequences, lengths, strict=True)
+            for start in range(0, length - 5, 20)
+        ]
+        chunks.append(tuple(Chunk(s, n - 5, 5) for s, n in zip(sequences, lengths, strict=True)))
+        for together in chunks:
+            rig.run(MixedStep(model="llama", chunks=together, sequences=()))
+        produced.append(outputs(sequences, 1))
+        if not rig.executor.memory_is_host:
+            facts = rig.executor.arena_facts
+            assert facts["beside_arena_bytes"] == 0
+            assert facts["arena_bytes"] == 2 * workspace_bytes(info.spec, 1, LIMITS, 92)
+
+    assert produced[0] == produced[1]
 
 
 def test_prefill__another_batch_between_its_slices__keeps_its_states(tiny_checkpoints: Mapping[str, Path]) -> None:
@@ -237,6 +262,7 @@ def info_of(hidden_size: int) -> ModelInfo:
     class Described:
         spec = replace(LLAMA_3_8B, hidden_size=hidden_size)
         whole = None
+        max_model_len = spec.max_position_embeddings
 
     return Described()  # type: ignore[return-value]  # what an arena's size follows from
 
