@@ -7,6 +7,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason, SampledToken, Slo, TokenEvent
 from pdmux_actor.scheduling.batching import PrefillBatch, PrefillBatches
+from pdmux_actor.scheduling.early_steps import EarlySteps
 from pdmux_actor.scheduling.launch import DropPrefill, Lane
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.prediction import LatencyPredictor
@@ -46,11 +47,13 @@ class FirstTokens:
         batches: PrefillBatches,
         lanes: LanesInFlight,
         predictor: LatencyPredictor,
+        early: EarlySteps | None,
     ) -> None:
         self._queues = queues
         self._batches = batches
         self._lanes = lanes
         self._predictor = predictor
+        self._early = early
         self._held: dict[str, HeldToken] = {}
         self.may_hold = True  # False: none is held back from now on
 
@@ -95,14 +98,17 @@ class FirstTokens:
         return min([held.until_s for held in self._held.values()]) if self._held else None
 
     def _next_token_s(self, now_s: float, tbt_s: float) -> float:
-        """When a sequence that joins now is expected to have its next token: after the decode step in flight, and one
-        of every model. Where prompts are there, such a step may be given as few SMs as its target `tbt_s` bears.
+        """When a sequence that joins now is expected to have its next token: after the decode step in flight, what was
+        handed out behind it, and one step of every model. Where prompts are there, such a step may be given as few SMs
+        as its target `tbt_s` bears.
         """
         decode = self._lanes.lane_state(Lane.DECODE)
         rest_s = max(0.0, decode.ends_s - now_s) if decode.busy else 0.0
         sms = decode.sms or self._lanes.partition.decode_sms or self._lanes.total_sms
         decoding = [queue for queue in self._queues.values() if queue.running]
         cycle_s = self._predictor.decode_steps_s(decoding, sms)
+        if self._early is not None and self._early.is_handed_out:
+            rest_s += cycle_s  # no other model decodes then
         if self._batches or any(queue.waiting or queue.partial for queue in self._queues.values()):
             cycle_s = max(cycle_s, tbt_s)
         return now_s + rest_s + cycle_s

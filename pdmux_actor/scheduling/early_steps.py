@@ -2,10 +2,11 @@
 host in between.
 
 One is handed out at most, of the same sequences on the same SMs, while nothing but tokens is left to be learned of the
-launch in flight: nobody is sure to end with it, nobody's sampling needs the host, and no prompt waits for the lane or
-is about to join. To the scheduler it takes off when the other one lands; until then it is on no lane. Who ends with
-the other one (at a token of its own, by an abort) has been answered, and what the step brings it is dropped; it holds
-its KV until then.
+launch in flight: nobody is sure to end with it, nobody's sampling needs the host, no prompt waits for the lane or is
+about to join, and the policy has chosen the same SMs twice: what it takes for the first step of a batch that it has not
+seen, it may give up at the second, to prompts that come. To the scheduler it takes off when the other one lands; until
+then it is on no lane. Who ends with the other one (at a token of its own, by an abort) has been answered, and what the
+step brings it is dropped; it holds its KV until then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,16 @@ class EarlySteps:
         self._handed_out: DecodeStep | None = None
         self._sms = 0
         self._last: DecodeStep | None = None  # that took off
+        self._chosen: DecodeStep | None = None  # by the policy, last
+        self._chosen_sms = 0
+        self._is_settled = False
         self._num_in_a_row = 0
         self._plain: tuple[TokenSequence, ...] = ()  # the last ones that were found to be
+
+    @property
+    def is_handed_out(self) -> bool:
+        """Returns whether a step waits behind the one in flight."""
+        return self._handed_out is not None
 
     def offer(self) -> Sequence[DecodeStep]:
         """Returns a step to be handed out behind the one in flight, if one may be."""
@@ -48,7 +57,11 @@ class EarlySteps:
         launch, sms = flights[0].launch, flights[0].sms
         if not isinstance(launch, DecodeStep) or launch.part is not None or sms != self._lanes.partition.decode_sms:
             return ()
-        self._num_in_a_row = self._num_in_a_row if launch is self._last else 0
+        if launch is not self._last:
+            self._num_in_a_row = 0
+            self._note_choice(launch, sms)
+        if not self._is_settled:
+            return ()
         queue = self._queues[launch.model]
         if self._num_in_a_row >= _MOST_IN_A_ROW or self._prompts_wait() or not self._goes_on(queue, launch):
             return ()
@@ -72,6 +85,11 @@ class EarlySteps:
         self._handed_out, self._last = None, step
         self._num_in_a_row += 1
         return step
+
+    def _note_choice(self, launch: DecodeStep, sms: int) -> None:
+        if launch is not self._chosen:
+            self._is_settled = sms == self._chosen_sms
+            self._chosen, self._chosen_sms = launch, sms
 
     def _prompts_wait(self) -> bool:
         """Beside a prefill those that wait are not kept from the lane, but who joins soon would be."""

@@ -90,7 +90,7 @@ class Scheduler:
         self._dispatcher = Dispatcher(parts)
         early = EarlySteps(self._queues, self._batches, self._lanes, self._dispatcher)
         self._early = early if settings.early_steps else None
-        self._first_tokens = FirstTokens(self._queues, self._batches, self._lanes, self._predictor)
+        self._first_tokens = FirstTokens(self._queues, self._batches, self._lanes, self._predictor, self._early)
         self._answers = Answers(self._queues, self._batches, self._first_tokens)
         self._results = LaunchResults(self._queues, self._batches, self._answers, self._first_tokens)
         self._look = UnitLook(parts)

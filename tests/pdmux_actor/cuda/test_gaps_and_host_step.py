@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu import charts, floors, gaps, host_slice, host_step
+from gpu import charts, floors, gaps, host_slice, host_step, step_gaps
 from gpu.kept_rows import KeptRows
 from test_gpu_benchmarks import LLAMA_8B, tiny_executor
 
@@ -60,6 +60,22 @@ def test_host_slice__any_batch__times_of_both_ways(tmp_path: Path, monkeypatch: 
     assert (row["layers"], row["turns"]) == (2, 2)
     assert row["eager_us"] > row["layer_us"] > 0
     assert row["eager_us"] > row["captured_us"] > 0
+    assert picture.stat().st_size > 1000
+
+
+def test_step_gaps__steps_handed_out_early__the_device_waits_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_gaps, "_PROMPT_TOKENS", 32)
+    monkeypatch.setattr(step_gaps, "_ROUNDS", 1)
+    result, picture = tmp_path / "step_gaps.json", tmp_path / "step_gaps.png"
+    kept = KeptRows(result, step_gaps.ROW_KEY)
+    step_gaps.keep(kept, lambda: step_gaps.measure(3, 20.0, 34))
+    charts.draw_report(result, picture, step_gaps.draw)
+
+    one_by_one, early = json.loads(result.read_text())["rows"]
+    assert (one_by_one["early"], early["early"]) == (False, True)
+    assert one_by_one["idle_us"] > early["idle_us"] > 0  # after 16 in a row the policy is asked
     assert picture.stat().st_size > 1000
 
 
