@@ -179,6 +179,7 @@ class LaunchGraphs:
         like_it = [k for k in self._planned if (k.model, k.part) == (key.model, key.part)]
         for other in like_it:
             self._forget_capture(other)
+        self._let_go_of_an_empty_pool()
 
     def _forget_capture(self, key: GraphKey) -> None:
         self._planned.pop(key, None)
@@ -214,8 +215,7 @@ class LaunchGraphs:
         self._failed = {key for key in self._failed if key.model != model}
         self._put_off = {key: planned for key, planned in self._put_off.items() if key.model != model}
         self._short_of_memory = {key for key in self._short_of_memory if key.model != model}
-        if not self._graphs:
-            self._let_go()
+        self._let_go_of_an_empty_pool()
 
     def clear(self) -> None:
         """A graph belongs to the context of its stream, and must go before it."""
@@ -237,16 +237,20 @@ class LaunchGraphs:
     def _evict(self, key: GraphKey) -> None:
         del self._graphs[key]  # the driver keeps one that is being replayed until it is over
         self.num_evicted += 1
-        if not self._graphs:
-            self._let_go()
+        self._let_go_of_an_empty_pool()
 
     def _drop_begun(self) -> None:
         self._begun.clear()
-        if not self._graphs:
-            self._let_go()
+        self._let_go_of_an_empty_pool()
 
     def _count_shared(self) -> None:
-        self._shared_bytes = self._capture.shared_bytes() if self._capture is not None and self._graphs else 0
+        self._shared_bytes = (
+            self._capture.shared_bytes() if self._capture is not None and (self._graphs or self._begun) else 0
+        )
+
+    def _let_go_of_an_empty_pool(self) -> None:
+        if not self._graphs and not self._begun:
+            self._let_go()
 
     def _let_go(self) -> None:
         self._shared_bytes = 0

@@ -1,13 +1,15 @@
 """What a capture asks of torch.cuda, in which order, and what it counts as its own memory."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
+from pdmux_actor.executor.cuda import launch_graphs
 from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
-from pdmux_actor.executor.cuda.graph_key import LAYERS, GraphKey, PlannedCapture, Step
+from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, GraphKey, PlannedCapture, Step
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 
 GRAPH_BYTES = 7
@@ -202,6 +204,47 @@ def test_graphs__all_that_was_begun_is_dropped__the_next_capture_has_a_pool_of_i
 
     assert graphs.used_bytes == 0
     assert captures(graphs, cuda, "other")
+
+
+def test_graphs__later_step_of_the_only_shape_fails_before_its_capture__others_are_captured(
+    cuda: RecordingCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the steps that went well the last graph of the pool goes."""
+    monkeypatch.setattr(launch_graphs, "_LOG", logging.getLogger("dropped"))
+    logging.getLogger("dropped").disabled = True  # a report would keep the error, and by its frames the graphs
+    graphs, stream = LaunchGraphs(CudaGraphCapture(cuda), 1000), stream_of(cuda)
+    layers, decode = (
+        GraphKey(model="m", bucket=64, sms=32, part=LAYERS),
+        GraphKey(model="m", bucket=8, sms=32, part=LOGITS),
+    )
+
+    def fails() -> None:
+        raise RuntimeError("no kernel for this head size")
+
+    for _ in range(2):
+        graphs.capture(layers, lambda: (lambda: None, fails), stream)
+    assert graphs.facts()["prompt_graphs_that_failed"] == 1
+    graphs.capture(decode, lambda: (lambda: None,), stream)
+
+    assert graphs.num_failed == 0
+    assert graphs.find(decode) is not None
+
+
+def test_graphs__last_whole_shape_goes_while_another_is_begun__its_memory_stays_counted(cuda: RecordingCuda) -> None:
+    graphs, stream = LaunchGraphs(CudaGraphCapture(cuda), 1000), stream_of(cuda)
+    layers, decode = (
+        GraphKey(model="m", bucket=64, sms=32, part=LAYERS),
+        GraphKey(model="n", bucket=8, sms=32, part=LOGITS),
+    )
+    graphs.capture(decode, lambda: (lambda: None,), stream)
+    graphs.capture(layers, lambda: (lambda: None, lambda: None), stream)
+
+    graphs.forget_model("n")
+    graphs.capture(layers, lambda: (), stream)
+
+    assert graphs.find(layers) is not None
+    assert graphs.used_bytes == 2 * GRAPH_BYTES + 42
+    assert {call for call in cuda.calls if "begin" in call} == {"begin (0, 1) thread_local"}
 
 
 @pytest.mark.parametrize("fails_again", [False, True])
