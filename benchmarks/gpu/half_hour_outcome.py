@@ -17,6 +17,7 @@ _TILING_FILE = "pdmux_actor/executor/cuda/decode_kernels.py"
 _QUEUES_FILE = "pdmux_actor/executor/cuda/cuda_device.py"
 _TILING = ("tile_tokens", "num_warps", "num_stages")
 _WORTH = 1.03  # of the default's speed: less is noise
+_MOST_OF_A_CAUSE = 160  # characters
 
 
 def write_outcome(out: Path, state: Mapping[str, Any], found: Findings) -> None:
@@ -24,7 +25,7 @@ def write_outcome(out: Path, state: Mapping[str, Any], found: Findings) -> None:
     patch = defaults_patch(found)
     if patch:
         (out / "defaults.patch").write_text(patch, encoding="utf-8")
-    (out / "report.md").write_text(report(state, found, has_patch=bool(patch)), encoding="utf-8")
+    (out / "report.md").write_text(report(state, found, patch), encoding="utf-8")
 
 
 def best_tiling(rows: Sequence[Json]) -> dict[str, int] | None:
@@ -66,7 +67,7 @@ def _file_patch(file: str, values: Mapping[str, int]) -> str:
     return "".join(difflib.unified_diff(*lines, f"a/{file}", f"b/{file}"))
 
 
-def report(state: Mapping[str, Any], found: Findings, *, has_patch: bool) -> str:
+def report(state: Mapping[str, Any], found: Findings, patch: str) -> str:
     """Returns a page of Markdown."""
     gpu = next((facts for step in TREE if (facts := found.facts(step.name)).get("gpu")), {})
     lines = [f"# Half an hour on {gpu.get('gpu', 'a GPU that nothing ran on yet')}", ""]
@@ -76,13 +77,41 @@ def report(state: Mapping[str, Any], found: Findings, *, has_patch: bool) -> str
     lines += ["| part | step | state | s | why |", "|---|---|---|---|---|"]
     for step in TREE:
         record = state["steps"].get(step.name, {})
-        cells = record.get("state") or "left", f"{record.get('seconds', 0.0):.0f}", record.get("why", "")
+        why = "; ".join(filter(None, [record.get("why", ""), _first_failure(found, step.name)]))
+        cells = record.get("state") or "left", f"{record.get('seconds', 0.0):.0f}", why
         lines.append(f"| {step.part} | {step.name} | {' | '.join(cells)} |")
     lines += ["", *_floor_lines(found), *_goodput_lines(found)]
-    lines.append(
-        "`git apply defaults.patch` sets the defaults that were better." if has_patch else "No default changes."
-    )
+    lines += [_defaults_line(patch), "", _next_line(state, found)]
     return "\n".join(lines) + "\n"
+
+
+def _first_failure(found: Findings, step: str) -> str:
+    failures: Mapping[str, str] = found.reports.get(step, {}).get("failures", {})
+    if not failures:
+        return ""
+    row, why = next(iter(failures.items()))
+    return f"{len(failures)} rows failed, the first: {row}: {why}".replace("|", "/").replace("\n", " ")[
+        :_MOST_OF_A_CAUSE
+    ]
+
+
+def _defaults_line(patch: str) -> str:
+    changed = [line[1:].strip().rstrip(",") for line in patch.splitlines() if line[0] == "+" and line[:3] != "+++"]
+    if not changed:
+        return "No default changes."
+    return f"`git apply defaults.patch` sets what was faster by more than {_WORTH - 1:.0%}: {'; '.join(changed)}."
+
+
+def _next_line(state: Mapping[str, Any], found: Findings) -> str:
+    if found.states.get("preflight") == "failed":
+        return "Next: preflight.log says what is missing; then the same line again in an empty folder."
+    if found.states.get("tests") == "failed":
+        return "Next: mend what first_failed_test.log shows; then the same line again in an empty folder."
+    open_steps = [step.name for step in TREE if state["steps"].get(step.name, {}).get("state", "") in ("", "cut")]
+    if open_steps:
+        again = "`python -m benchmarks.gpu.half_hour --minutes 30`, with `--kept FOLDER` on a machine that began empty"
+        return f"Next: {again}: {len(open_steps)} steps are left, the next one is {open_steps[0]}."
+    return "Next: `python benchmarks/gpu/shared.py --quick --policy mux --json shared.json`, then all of goodput.py."
 
 
 def _verdicts(found: Findings) -> list[str]:
@@ -126,5 +155,8 @@ def _floor_lines(found: Findings) -> list[str]:
 
 def _goodput_lines(found: Findings) -> list[str]:
     rows = [row for step in TREE if step.script == "goodput.py" for row in found.rows(step.name)]
-    lines = [f"- {r['workload']}: {r['policy']} ({r['chunk_budget_tokens']}) {r['goodput_per_s']:.2f}/s" for r in rows]
-    return ["Goodput at a TBT of 50 ms:", "", *lines, ""] if lines else []
+    lines = [
+        f"- {r['workload']}: {r['policy']} (chunks of {r['chunk_budget_tokens']} tokens): {r['goodput_per_s']:.2f}/s"
+        for r in rows
+    ]
+    return ["Goodput, in requests/s, at a TBT of 50 ms:", "", *lines, ""] if lines else []

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/preflight.py
 
-Prints a line for each thing that is looked for, with the remedy where it is missing. Exit code 1 if something that is
-needed is missing.
+Prints a line for each thing that is looked for, with the remedy where it is missing, and at the end whether the
+machine is ready. Exit code 1 if something that is needed is missing.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,13 +95,16 @@ def _package(needed: Needed) -> Finding:
     found = _version(needed)
     is_old = bool(found and needed.least and _numbers(found) < _numbers(needed.least))
     remedy = f"carry its wheel: python benchmarks/gpu/collect_wheels.py {needed.package}"
+    is_for_cpus = found.endswith("+cpu")
+    if is_for_cpus:
+        remedy = f"{found} is here, which is built for CPUs: install torch built for CUDA"
     if is_old:
         remedy = f"{found} is here, {needed.least} is needed; {remedy}"
     if needed.why:
         remedy += f" (without it runs: {needed.why})"
     return Finding(
         what=f"{needed.package} {'>=' if needed.least else ''}{needed.least}".strip(),
-        found="" if is_old else found,
+        found="" if is_old or is_for_cpus else found,
         remedy=remedy,
         is_needed=not needed.why,
     )
@@ -163,8 +166,17 @@ def main() -> None:
     for finding in found:
         state = finding.found or ("MISSING" if finding.is_needed else "missing, can be done without")
         print(f"{finding.what}: {state}{'' if finding.found else f' - {finding.remedy}'}")
+    print(answer(found))
     if any(finding.is_fatal for finding in found):
         sys.exit(1)
+
+
+def answer(found: Sequence[Finding]) -> str:
+    missing = [finding.what for finding in found if finding.is_fatal]
+    if not missing:
+        return "Ready. Next: python -m benchmarks.gpu.half_hour --minutes 30"
+    without = "benchmarks/gpu/host_step.py, host_slice.py and step_gaps.py need no GPU"
+    return f"NOT READY, {len(missing)} missing: {', '.join(missing)}. Remedies are above; {without}."
 
 
 if __name__ == "__main__":

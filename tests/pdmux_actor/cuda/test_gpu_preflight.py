@@ -110,7 +110,10 @@ def test_findings__no_driver__says_what_to_install() -> None:
     assert "libcuda.so.1: cannot open" in driver.remedy
 
 
-@pytest.mark.parametrize(("installed", "is_fatal"), [("2.10.0+cu129", True), ("2.11.0+cu130", False), (None, True)])
+@pytest.mark.parametrize(
+    ("installed", "is_fatal"),
+    [("2.10.0+cu129", True), ("2.11.0+cu130", False), ("2.13.0", False), ("2.13.0+cpu", True), (None, True)],
+)
 def test_findings__torch_of_some_version__old_or_missing_is_fatal(
     installed: str | None, is_fatal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +141,16 @@ def test_main__machine_without_a_gpu__exit_code_1_within_seconds_and_imports_not
 
     assert done.returncode == 1
     assert "torch >=2.11: MISSING - carry its wheel: python benchmarks/gpu/collect_wheels.py torch" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("NOT READY, ")
+    assert "torch >=2.11" in last
     assert done.stderr == ""
+
+
+def test_answer__nothing_that_is_needed_is_missing__names_the_next_command() -> None:
+    spare = preflight.Finding(what="matplotlib", found="", is_needed=False)
+
+    assert preflight.answer([spare]) == "Ready. Next: python -m benchmarks.gpu.half_hour --minutes 30"
 
 
 def test_conftest__without_hypothesis__gpu_tests_are_still_collected(tmp_path: Path) -> None:

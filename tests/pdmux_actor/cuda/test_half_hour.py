@@ -1,11 +1,13 @@
 """The half hour on a GPU, dry: its whole tree over the CPU rig, what findings change, going on after a call."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from gpu import floors, gaps, half_hour, host_step, hot_path, kernels, questions
 from gpu.floor_profile import write_floor_profile
 from gpu.half_hour import HalfHour, Order
 from gpu.half_hour_aims import aim_lines, aims
-from gpu.half_hour_outcome import best_tiling, defaults_patch
+from gpu.half_hour_outcome import best_tiling, defaults_patch, report
 from gpu.half_hour_tree import TREE, Findings
 from gpu.kept_rows import KeptRows
 from test_gpu_benchmarks import FixedStreams, HostGpu
@@ -286,8 +288,53 @@ def test_aims__found_and_missed__each_has_its_line() -> None:
 def test_aims__nothing_measured__says_so_of_each() -> None:
     lines = aim_lines(Findings(states={}, reports={}))
 
-    assert all(line.endswith("| not measured |") for line in lines[2:-1])
+    assert all(re.search(r"\| not measured: \w+ has not run yet \|$", line) for line in lines[2:-1])
     assert len(lines) == 3 + 8
+
+
+def test_aims__step_that_failed_or_was_left_out__is_named_with_the_cause() -> None:
+    states = {"floors": "failed", "gaps": "cut", "host_step": "done", "goodput_sharegpt": "skipped"}
+
+    said = "\n".join(aim_lines(Findings(states=states, reports={})))
+
+    assert "not measured: floors failed, see floors.log" in said
+    assert "not measured: gaps was cut off" in said
+    assert "not measured: host_step has no such row" in said
+    assert "not measured: goodput_sharegpt was left out" in said
+
+
+def record(state: str, why: str = "") -> dict[str, object]:
+    return {"state": state, "why": why, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("steps", "next_line"),
+    [
+        ({"preflight": record("failed")}, "Next: preflight.log says"),
+        ({"preflight": record("done"), "tests": record("failed")}, "Next: mend what first_failed_test.log shows"),
+        (
+            {step.name: record("done") for step in TREE[:-2]},
+            "`python -m benchmarks.gpu.half_hour --minutes 30`, with `--kept FOLDER` on a machine that began empty: "
+            "2 steps are left, the next one is goodput_sharegpt.",
+        ),
+        ({step.name: record("done") for step in TREE}, "Next: `python benchmarks/gpu/shared.py"),
+    ],
+)
+def test_report__whatever_the_end__names_the_next_command(steps: dict[str, Any], next_line: str) -> None:
+    found = Findings(states={name: step["state"] for name, step in steps.items()}, reports={})
+
+    assert next_line in report({"spent_s": 60.0, "steps": steps}, found, "").splitlines()[-1]
+
+
+def test_report__rows_that_failed_and_defaults_that_change__are_named() -> None:
+    failures = {"decode 32": "OutOfMemoryError: 2 GiB | free", "decode 128": "the same"}
+    found = Findings(states={"floors": "failed"}, reports={"floors": {"rows": [], "failures": failures}})
+    patch = "--- a/x.py\n+++ b/x.py\n-    num_stages: int = 3\n+    num_stages: int = 4\n"
+
+    said = report({"spent_s": 60.0, "steps": {"floors": record("failed", "exit code 1, see floors.log")}}, found, patch)
+
+    assert "exit code 1, see floors.log; 2 rows failed, the first: decode 32: OutOfMemoryError: 2 GiB / free |" in said
+    assert "sets what was faster by more than 3%: num_stages: int = 4." in said
 
 
 def test_defaults__queues_that_wait_less__are_in_the_patch() -> None:
