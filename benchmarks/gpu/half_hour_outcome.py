@@ -96,7 +96,11 @@ def _first_failure(found: Findings, step: str) -> str:
 
 
 def _defaults_line(patch: str) -> str:
-    changed = [line[1:].strip().rstrip(",") for line in patch.splitlines() if line[0] == "+" and line[:3] != "+++"]
+    changed = [
+        line[1:].partition("#")[0].strip().rstrip(",")
+        for line in patch.splitlines()
+        if line[0] == "+" and line[:3] != "+++"
+    ]
     if not changed:
         return "No default changes."
     return f"`git apply defaults.patch` sets what was faster by more than {_WORTH - 1:.0%}: {'; '.join(changed)}."

@@ -329,7 +329,7 @@ def test_report__whatever_the_end__names_the_next_command(steps: dict[str, Any],
 def test_report__rows_that_failed_and_defaults_that_change__are_named() -> None:
     failures = {"decode 32": "OutOfMemoryError: 2 GiB | free", "decode 128": "the same"}
     found = Findings(states={"floors": "failed"}, reports={"floors": {"rows": [], "failures": failures}})
-    patch = "--- a/x.py\n+++ b/x.py\n-    num_stages: int = 3\n+    num_stages: int = 4\n"
+    patch = "--- a/x.py\n+++ b/x.py\n-    num_stages: int = 3\n+    num_stages: int = 4  # tiles\n"
 
     said = report({"spent_s": 60.0, "steps": {"floors": record("failed", "exit code 1, see floors.log")}}, found, patch)
 
