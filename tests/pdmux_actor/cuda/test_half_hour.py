@@ -161,7 +161,7 @@ def test_half_hour__dry_on_the_cpu_rig__every_step_runs_and_all_is_written(
     assert "| 1,024 in, 128 out, 8/s | half the p99 gap" in page
     assert "| gap 0.40, first token 1.10 times | holds |" in page
     assert "0 MiB beside | holds |" in page
-    assert "sharegpt: mux (1024) 24.00/s" in page
+    assert "sharegpt: mux (chunks of 1024 tokens): 24.00/s" in page
     patch = tmp_path / "defaults.patch"
     assert "+    num_stages: int = 4" in patch.read_text()
     subprocess.run(["git", "apply", "--check", str(patch)], cwd=ROOT, check=True, timeout=60)
