@@ -34,6 +34,7 @@ from peer_systems.blocks import Block, SystemFailed, measured_blocks, rising
 from peer_systems.checkpoints import CHECKPOINTS
 from peer_systems.environments import FILLS, FOLDER, NotInstallable, environment_of
 from peer_systems.machine_watch import MachineWatch
+from peer_systems.rates import LOADS, given_rates
 from peer_systems.serving import DidNotServe, serving
 from peer_systems.systems import SERVES_SEVERAL_MODELS, SYSTEMS, Place, Serving
 from report.command import make_parser, print_table, write_report
@@ -42,7 +43,7 @@ from report.machine_facts import machine_facts
 SHAREGPT = Path(__file__).resolve().parents[2] / "shared" / "traces" / "sharegpt_8k_lengths.parquet"
 MOST_LOAD = 0.5
 MOST_FOREIGN_CORES = 0.1
-WORK = ("decode", "prefill", "chat", "mix", "models")
+WORK = ("decode", "prefill", *LOADS)
 QUICK_WORK = ("decode", "prefill", "chat")
 CHAT_SCALE = 0.1
 FIRST_PORT = 18200
@@ -73,7 +74,7 @@ class Plan:
         )
         return cls(
             work=wanted,
-            rates_per_s={"chat": chat, "mix": mix, "models": chat},
+            rates_per_s={"chat": chat, "mix": mix, "models": chat} | given_rates(args.rates),
             seconds=args.seconds or (15.0 if args.quick else 60.0),
             prefill_tokens=work.PREFILL_TOKENS[: 2 if args.quick else 3],
             prompts=2 if args.quick else 4,
@@ -202,7 +203,7 @@ def shown(blocks: Sequence[Block]) -> list[dict[str, object]]:
         own = [block.figures for block in blocks if block.system == system and block.figures is not None]
         row: dict[str, object] = {"system": system, "start_s": _median([f["start_s"] for f in own])}
         for name in dict.fromkeys(name for figures in own for name in figures if name != "start_s"):
-            key = "goodput_per_s" if name in ("chat", "mix", "models") else "tokens_per_s"
+            key = "goodput_per_s" if name in LOADS else "tokens_per_s"
             row[name] = _median([f[name][key] for f in own])
         rows.append(row)
     return rows
@@ -228,6 +229,9 @@ def main() -> None:
     parser.add_argument("--ttft", type=float, default=5.0, help="seconds that a first token may take; default 5")
     parser.add_argument("--tbt", type=float, help="seconds of a gap; default: twice the first block's step of 8")
     parser.add_argument("--seconds", type=float, help="of a rate of chat, mix or models; default 60, with --quick 15")
+    parser.add_argument(
+        "--rates", nargs="+", default=(), metavar="KIND=R,R", help="requests/s to try, rising: mix=0.4 chat=1,2"
+    )
     parser.add_argument("--any-load", action="store_true", help="try it on a busy machine: the figures mean nothing")
     parser.add_argument("--install", action="store_true", help="install the peers and end")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoint is written")
@@ -241,7 +245,7 @@ def main() -> None:
     if (load := os.getloadavg()[0]) > MOST_LOAD and not args.any_load:
         parser.error(f"the load is {load:.1f}, above {MOST_LOAD}: wait until nothing else runs, or try with --any-load")
     known, known_tbt_s = known_blocks(args.json, args.checkpoint)
-    if not {"chat", "mix", "models"}.isdisjoint(plan.work) and "decode" not in plan.work and plan.tbt_s is None:
+    if not set(LOADS).isdisjoint(plan.work) and "decode" not in plan.work and plan.tbt_s is None:
         parser.error("--work without decode: give --tbt, the target of a gap")
     checkpoint, watch = CHECKPOINTS[args.checkpoint](args.cache), MachineWatch()
     measure = Measuring(plan, checkpoint, watch, sorted(os.sched_getaffinity(0)), plan.tbt_s or known_tbt_s)

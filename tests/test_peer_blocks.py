@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from peer_systems.blocks import Block, SystemFailed, measured_blocks, order, rising
 from peer_systems.environments import name_metadata_vllm
+from peer_systems.rates import given_rates
 from peer_systems.serving import marked_cpu_s
 from peer_systems.work import (
     Answer,
@@ -193,3 +194,13 @@ def test_marked_processes__one_whose_environment_is_overwritten__is_known_by_its
         os.kill(child, signal.SIGKILL)
 
     assert {process.pid, child} <= set(found)
+
+
+def test_rates__given_for_two_kinds__are_those():
+    assert given_rates(["mix=0.4", "chat=1,2.5"]) == {"mix": (0.4,), "chat": (1.0, 2.5)}
+
+
+@pytest.mark.parametrize("word", ["talk=1", "mix", "mix=", "mix=fast", "mix=0.4,0", "mix=nan"])
+def test_rates__not_to_be_used__are_named_with_what_is_wanted(word):
+    with pytest.raises(SystemExit, match=rf"--rates {word}: give one of chat, mix, models"):
+        given_rates([word])
