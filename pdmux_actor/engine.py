@@ -8,7 +8,7 @@ from typing import Protocol
 from pdmux_actor.executor.base import Executor, KvMover
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.prefix_kv import NOTHING_KEPT, KeptRows, PrefixRows
-from pdmux_actor.messages import LoadReport, TokenEvent
+from pdmux_actor.messages import IDLE_REPORT_EVERY_S, LoadReport, TokenEvent
 from pdmux_actor.scheduling.events import AttachModel, Event, KeepPrefix, ReadDecisions, ReadPrefix, Stop
 from pdmux_actor.scheduling.policies.registry import make_policy
 from pdmux_actor.scheduling.scheduler import Scheduler
@@ -64,7 +64,7 @@ class Timetable:
 
 class EngineLoop:
     """`outbox` gets one call per turn that produced events, `on_load_report` one per period and when a model attaches,
-    `on_detached` one for each model whose memory is free again.
+    `on_detached` one for each model whose memory is free again. Without work reports come every `idle_report_s`.
 
     All run on the engine thread and must not block for long.
     """
@@ -78,6 +78,7 @@ class EngineLoop:
         outbox: Callable[[Sequence[TokenEvent]], None],
         on_load_report: Callable[[LoadReport], None] | None = None,
         on_detached: Callable[[str], None] | None = None,
+        idle_report_s: float = IDLE_REPORT_EVERY_S,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
@@ -85,6 +86,7 @@ class EngineLoop:
         self._outbox = outbox
         self._on_load_report = on_load_report
         self._on_detached = on_detached
+        self._idle_report_s = idle_report_s
         self._next_report_s = float("-inf")
         self._stopping = False
 
@@ -135,6 +137,7 @@ class EngineLoop:
                 self._stopping = True
             case _:
                 self.scheduler.on_event(event, now_s)
+                self._next_report_s = min(self._next_report_s, now_s + _REPORT_EVERY_S)
                 self._detach()
 
     def _read_prefix(self, asked: ReadPrefix) -> PrefixRows | None:
@@ -178,8 +181,8 @@ class EngineLoop:
 
     def _report(self, now_s: float) -> None:
         if self._on_load_report is not None and now_s >= self._next_report_s:
-            self._next_report_s = now_s + _REPORT_EVERY_S
             report = self.scheduler.load_report()
+            self._next_report_s = now_s + (_REPORT_EVERY_S if report.has_work else self._idle_report_s)
             self._on_load_report(replace(report, unpartitioned_reason=self._executor.unpartitioned_reason))
 
     def _deadline_s(self) -> float | None:
@@ -200,6 +203,7 @@ def build_engine(
     outbox: Callable[[Sequence[TokenEvent]], None],
     on_load_report: Callable[[LoadReport], None] | None = None,
     on_detached: Callable[[str], None] | None = None,
+    idle_report_s: float = IDLE_REPORT_EVERY_S,
     guard: ContentionGuard | None = None,
     num_ranks: int = 1,
 ) -> tuple[EngineLoop, Inbox]:
@@ -215,6 +219,7 @@ def build_engine(
         outbox=outbox,
         on_load_report=on_load_report,
         on_detached=on_detached,
+        idle_report_s=idle_report_s,
     )
     return loop, inbox
 

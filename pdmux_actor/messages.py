@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
+IDLE_REPORT_EVERY_S = 1.0
+"""Between two LoadReports of an engine without work."""
 _LEAST_TTFT_S = 1e-3
 
 

@@ -68,6 +68,7 @@ _LAST_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 0.25
+_REPORTS_UNTIL_SUSPECT = 3  # that may be late or missing
 
 
 class NativeEngine:
@@ -81,10 +82,12 @@ class NativeEngine:
     def __init__(
         self, settings: EngineSettings, *, start_timeout_s: float = 120.0, watch: WatchSettings | None = None
     ) -> None:
-        self._settings = settings
+        watch = watch or WatchSettings()
+        idle_report_s = min(settings.idle_report_s, watch.suspect_s / _REPORTS_UNTIL_SUSPECT)
+        self._settings = msgspec.structs.replace(settings, idle_report_s=idle_report_s)
         self._start_timeout_s = start_timeout_s
         self._backend = BY_KIND[settings.kind]
-        self._watch = EngineWatch(watch or WatchSettings())
+        self._watch = EngineWatch(watch)
         self._watching: asyncio.Task[None] | None = None
         self._hang: str | None = None
         self._process: asyncio.subprocess.Process | None = None

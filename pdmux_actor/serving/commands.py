@@ -6,7 +6,7 @@ from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.backends.sglang.options import SglangOptions
 from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.lease import SleepingWeights
-from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
+from pdmux_actor.messages import IDLE_REPORT_EVERY_S, GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.probe import LaunchShape
@@ -23,7 +23,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     simulated engine takes the times of the machine it was measured on. `guard` is a file in which it keeps what its
     contention guard learned. `num_gpus` are one tensor-parallel group; `sglang` is for the kinds that run SGLang.
     `host_memory_bytes` are for the weights of models that sleep; None means this unit's share of the node's memory,
-    which it has with `units_per_node` others like it. `kv_pool_bytes` None: no pool until ResizePoolCommand.
+    which it has with `units_per_node` others like it. `kv_pool_bytes` None: no pool until ResizePoolCommand. An engine
+    without work reports every `idle_report_s`; whoever watches it must not take that for silence.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sglang: SglangOptions = SglangOptions()
     host_memory_bytes: int | None = 0
     units_per_node: int = 1
+    idle_report_s: float = IDLE_REPORT_EVERY_S
 
     def __post_init__(self) -> None:
         if self.kind not in BY_KIND:

@@ -65,6 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         outbox=sender.send_tokens,
         on_load_report=lambda report: sender.send(LoadReported(report)),
         on_detached=lambda model: loaded_models.on_detached(model),
+        idle_report_s=settings.idle_report_s,
         num_ranks=1 if settings.kind == "simulated" else settings.num_gpus,
     )
     host_bytes = host_memory_budget(settings, executor.device)
