@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,11 +13,12 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from pdmux_actor.serving.quiet_pace import QuietPace
 from router.access.api_keys import KeyRing
 from router.access.key_usage import KeyUsage
+from router.admission.demand_report import DemandReport
 from router.batches.batch_settings import BatchSettings
 from router.errors import GatewaysSilent
+from router.fleet_follower import FleetFollower
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
@@ -27,13 +29,12 @@ from router.telemetry.console_parts import joined_parts
 from router.telemetry.fleet_metrics import merged_exposition
 from router.telemetry.service_report import write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
-from router.view import FleetView
+from router.view import FleetNews
 from router.what_if import WhatIfChanges
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-QUIET_POLL_S = 1.5
 KEYS_POLL_S = 2.0
 _ANSWER_TIMEOUT_S = 5.0
 _DECISIONS_TIMEOUT_S = 10.0
@@ -83,7 +84,7 @@ class GatewayIngress:
         self._copies = ResponseCopies(
             self._responses, self._of_all_gateways, gateway_id=self._gateway.scheduler.gateway_id
         )
-        self._tells_events = True
+        self._waits_for_news = True
         self._cors_origins = cors_origins
         self._batches = batches()
         self._has_console = has_console
@@ -243,15 +244,10 @@ class GatewayIngress:
 
     async def _follow_fleet(self, gateway: Gateway) -> None:
         answering = True
-        pace, loop = QuietPace(busy_s=POLL_S, quiet_s=QUIET_POLL_S), asyncio.get_running_loop()
+        follower = FleetFollower(gateway, partial(self._ask, gateway), poll_s=POLL_S)
         while True:
-            pace.note("asked for", gateway.demand_report(), loop.time())
-            if not pace.is_due(loop.time()):
-                await asyncio.sleep(POLL_S)
-                continue
             try:
-                async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
-                    view = await self._ask(gateway)
+                await follower.update_view()
             except Exception as error:  # whatever it is, following must go on: this loop is the gateway's only news
                 if answering:
                     expected = isinstance(error, RayError | RayServeException | TimeoutError)
@@ -266,8 +262,6 @@ class GatewayIngress:
                 if not answering:
                     logger.info("control loop answers again")
                 answering = True
-                pace.note("fleet", (view.models, view.num_gateways, [u.report for u in view.units]), loop.time())
-                gateway.update_view(view)
             await asyncio.sleep(POLL_S)
 
     async def _read_decisions(self, unit: str, last: int) -> bytes | None:
@@ -325,19 +319,24 @@ class GatewayIngress:
             return None
         return body
 
-    async def _ask(self, gateway: Gateway) -> FleetView:
-        events = gateway.events.fetch() if self._tells_events else ()
-        self._tells_events = True
+    async def _ask(
+        self, gateway: Gateway, report: DemandReport, known: tuple[int, ...] | None, wait_s: float
+    ) -> FleetNews:
+        if not self._waits_for_news:
+            self._waits_for_news = True
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
+                return FleetNews(view=await (await self._control_loop()).fleet_view.remote(report), version=())
+        events = gateway.events.fetch()
         try:
-            told = (gateway.demand_report(), events) if events else (gateway.demand_report(),)
-            asked = (await self._control_loop()).fleet_view.remote(*told)
-            view: FleetView = await asked
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S + wait_s):
+                asked = (await self._control_loop()).fleet_news.remote(report, events, known, wait_s)
+                news: FleetNews = await asked
         except BaseException as error:
             gateway.events.give_back(events)
-            # A control loop of another release may fail over them: the next view comes whatever they are.
-            self._tells_events = not (events and isinstance(error, RayTaskError))
+            # A control loop of another release may fail over it: the next question is one that all understand.
+            self._waits_for_news = not isinstance(error, RayTaskError)
             raise
-        return view
+        return news
 
     async def _control_loop(self) -> DeploymentHandle[Any]:
         if self._controller is None:  # asks Serve and waits for its answer, which must not stop the event loop

@@ -42,7 +42,7 @@ class ModelLoadTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """Holds what the control loop tells every gateway a few times a second. `num_gateways` share the rates of API
+    """Holds what the control loop tells every gateway. `num_gateways` share the rates of API
     keys. `events`: by kind, how many fleet events there were since the control loop started.
     """
 
@@ -52,6 +52,16 @@ class FleetView:
     num_gateways: int = 1
     events: Mapping[str, int] = field(default_factory=dict)
     load_times: tuple[ModelLoadTimes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetNews:
+    """A view, and a mark that another one bears when it tells anything else: of models, of units (but for how old
+    their reports are) or of gateways.
+    """
+
+    view: FleetView
+    version: tuple[int, ...]
 
 
 def wake_times(view: FleetView) -> Mapping[str, float]:

@@ -62,6 +62,7 @@ class ControlLoop:
         self._started_s = started_s
         self._timing = ControlTiming()
         self._catalog = Catalog(models=(), policy="mux")
+        self._catalog_version = first_version  # another control loop begins with another one
         self._requests: PlanRequests | None = None
         self._popularity = Popularity()
         self._history = DecisionHistory(recorder)
@@ -109,6 +110,7 @@ class ControlLoop:
     ) -> None:
         """`expected_units` counts the units of each pool once the fleet is up; `scaling` has all pools or none."""
         self._catalog = catalog
+        self._catalog_version += 1
         self._requests = PlanRequests(planner) if self._requests is None else self._requests.led_by(planner)
         self._costs = costs or self._costs
         self._fleet.registry.expect(expected_units, self._costs)
@@ -148,17 +150,34 @@ class ControlLoop:
         self._popularity.hear(report, now_s)
         self._tick(now_s, is_news=any(m.waiting or m.held for m in report.models if m.model in self._asleep))
 
+    def hear_waiting(self, gateway_id: str, now_s: float) -> None:
+        """A gateway waits for news, and has itself none to tell."""
+        self._popularity.hear_waiting(gateway_id, now_s)
+        self._tick(now_s)
+
+    def view_version(self, now_s: float) -> tuple[int, ...] | None:
+        """Returns the version of FleetNews with the view of now; None while a fresh control loop may not have heard of
+        all units.
+        """
+        registry = self._fleet.registry
+        if not registry.is_complete() and now_s - self._started_s < self._timing.warm_up_s:
+            return None
+        return self._catalog_version, registry.num_changes, self._num_gateways(now_s)
+
+    def _num_gateways(self, now_s: float) -> int:
+        return max(1, self._popularity.num_gateways(now_s))
+
     def fleet_view(self, now_s: float) -> FleetView | None:
         """None while a fresh control loop may not have heard of all units."""
         self._tick(now_s)
         registry = self._fleet.registry
-        if not registry.is_complete() and now_s - self._started_s < self._timing.warm_up_s:
+        if self.view_version(now_s) is None:
             return None
         return FleetView(
             models=tuple(m.card() for m in self._catalog.models),
             units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in registry),
             stream_token=self._stream_token,
-            num_gateways=max(1, self._popularity.num_gateways(now_s)),
+            num_gateways=self._num_gateways(now_s),
         )
 
     def status(self, now_s: float) -> FleetStatus:

@@ -16,7 +16,7 @@ from router.admission.demand_report import DemandReport, ModelAsked, added
 _BIN_S = 5.0
 _LENGTH_MEMORY = 50.0  # requests
 _FORGET_GATEWAY_S = 60.0
-_GATEWAY_QUIET_S = 5.0  # they report twice a second, idle ones every 1.5 s
+_GATEWAY_QUIET_S = 5.0  # they report twice a second; those that wait for news are heard once a second
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +113,11 @@ class Popularity:
                 last = _comparable(before.models.get(asked.model), asked)
                 _count(model, last, asked, now_s)
                 self._attainment.count(last, asked)
+
+    def hear_waiting(self, gateway_id: str, now_s: float) -> None:
+        """Notes that a gateway is there that has nothing to report."""
+        if (gateway := self._gateways.get(gateway_id)) is not None:
+            gateway.heard_s = self.heard_s = now_s
 
     def num_gateways(self, now_s: float) -> int:
         """Returns how many gateways were heard from lately."""

@@ -63,6 +63,8 @@ class UnitRegistry:
         self._expected: Mapping[str, int] = {}
         self.most_units: Mapping[str, int] = {}
         """Units of each pool that may grow beyond what is expected."""
+        self.num_changes = 0
+        """Counts reports that told something else than the one before, and units that went."""
         self._costs = FleetCosts()
         self._is_blind = False
 
@@ -102,6 +104,7 @@ class UnitRegistry:
         if report.load is not None and report.load.steps:  # they are learned from once, and gateways need none
             report = replace(report, load=replace(report.load, steps=()))
         pool_blocks = None if before is None else before.pool_blocks
+        self.num_changes += before is None or before.report != report
         self._units[report.unit_id] = KnownUnit(report, now_s, joined_s, device, pool_blocks)
         return before
 
@@ -146,6 +149,7 @@ class UnitRegistry:
 
     def _drop(self, unit_id: str) -> Lost:
         report = self._units.pop(unit_id).report
+        self.num_changes += 1
         return Lost(report=report, died=not report.is_leaving or report.failure is not None)
 
 

@@ -36,6 +36,7 @@ from deploy.serve.serve_silence import tell_of_silence
 from deploy.serve.stream_token import stream_token
 from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
+from deploy.serve.waiting_gateways import WaitingGateways
 from pdmux_actor.lease import Lease, UnitReport
 from placement.errors import ModelUnknown
 from placement.scaling.seasonal_forecast import Season
@@ -44,14 +45,13 @@ from profiler.specs import ModelSpec
 from router.access.key_usage import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
-from router.view import FleetView
+from router.view import FleetNews, FleetView
 from router.what_if import WhatIfChanges
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 30.0
 _SPEC_PATIENCE_S = 2.0
-_VIEW_POLL_S = 0.1
 _KEEP_EVERY_S = 2.0
 _NODES_POLL_S = 1.0
 _SIZES_POLL_S = 0.5
@@ -121,7 +121,7 @@ class Controller:
         self._console = ConsoleTopics(self._loop, self._plan_trial)
         self._state: KeptState | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._heard = asyncio.Event()
+        self._waiting = WaitingGateways(self._loop)
         self._config: ControllerConfig | None = None
         self._profiles: Mapping[str, str] = {}
         self._costs = FleetCosts()
@@ -162,8 +162,7 @@ class Controller:
         now_s = time.monotonic()
         lease = self._loop.heartbeat(report, now_s)
         self._recorder.heard(now_s, report, lease)
-        heard, self._heard = self._heard, asyncio.Event()
-        heard.set()
+        self._waiting.look()
         return lease
 
     async def is_settled(self, unit_id: str) -> bool:
@@ -176,8 +175,21 @@ class Controller:
         """
         if asked is not None:
             self._loop.hear_demand(asked, time.monotonic())
+        return await self._view(events)
+
+    async def fleet_news(
+        self, asked: DemandReport, events: tuple[FleetEvent, ...], known: tuple[int, ...] | None, wait_s: float
+    ) -> FleetNews:
+        """Answers as `fleet_view`, once there are other news than those of version `known`; after `wait_s` at the
+        latest.
+        """
+        self._loop.hear_demand(asked, time.monotonic())
+        version = await self._waiting.until_news(asked.gateway_id, known, wait_s)
+        return FleetNews(view=await self._view(events), version=version)
+
+    async def _view(self, events: tuple[FleetEvent, ...]) -> FleetView:
         while (view := self._loop.fleet_view(time.monotonic())) is None:
-            await self._wait_for_heartbeat()
+            await self._waiting.until_view()
         self._recorder.take(events)  # a caller that has given up waiting brings them again
         return replace(view, events=self._recorder.counts(), load_times=self._recorder.load_times())
 
@@ -266,6 +278,8 @@ class Controller:
         answering = True
         while True:
             await asyncio.sleep(_SIZES_POLL_S)
+            if not self._loop.scaling.is_elastic:
+                continue
             try:
                 await asyncio.to_thread(self._replicas.follow, self._loop.scaling.states())
                 answering = True
@@ -313,12 +327,6 @@ class Controller:
         if state is not None:
             self._state.keep(state)
 
-    async def _wait_for_heartbeat(self) -> None:
-        try:
-            await asyncio.wait_for(self._heard.wait(), _VIEW_POLL_S)
-        except TimeoutError:
-            return  # the warm-up ends without news too
-
     def _spec_key(self, model: ModelSection) -> _SpecKey:
         assert self._config is not None
         return _SpecKey(
@@ -357,6 +365,7 @@ class Controller:
             rules=rules_of(self._config.placement),
             scaling=scaled_pools(self._config.pools or {}, self._seasons),
         )
+        self._waiting.look()
 
     def _shape(self, key: _SpecKey) -> _KnownShape | None:
         """A base is known while what has changed of its adapters is read."""

@@ -122,15 +122,18 @@ class Gateway:
         self.absence.update()
         self.metrics.start_models(card.model for card in view.models)
         self._pool.update(view)
-        unreachable = self._pool.unreachable()
-        self.scheduler.set_unreachable(
-            frozenset(u.report.unit_id for u in view.units if u.report.endpoint in unreachable)
-        )
+        self.note_unreachable()
         self.scheduler.update_view(view, now_s)
         self._room.refuse(lambda request: too_long(request, self.view.max_model_len(request.model)))
         self._room.pump()
         for card in view.models[:_PRELOADED_TOKENIZERS]:
             self._tokenizers.preload(card)
+
+    def note_unreachable(self) -> None:
+        """Keeps requests from units that this gateway does not reach now, or again lets them go there."""
+        unreachable = self._pool.unreachable()
+        units = self.view.current.units
+        self.scheduler.set_unreachable(frozenset(u.report.unit_id for u in units if u.report.endpoint in unreachable))
 
     async def close(self) -> None:
         self._room.close()

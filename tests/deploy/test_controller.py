@@ -15,6 +15,7 @@ from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.serve import controller as controller_module
 from deploy.serve.controller import Controller
+from pdmux_actor.lease import ModelPhase
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 from profiler.errors import UnsupportedModel
@@ -224,6 +225,51 @@ async def test_fleet_view__gateway_gave_up_waiting_and_brings_events_again__they
     view = await controller.fleet_view(demand, (moved,))
 
     assert view.events["request_moved"] == 1
+
+
+async def test_fleet_news__nothing_new__answers_after_the_wait_and_counts_the_gateway(tmp_path: Path) -> None:
+    controller = Controller(token="t", planner_for=in_place)
+    await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
+    unit, demand = FakeUnit(unit_id="u"), DemandReport(gateway_id="g", models=())
+    unit.obey(await controller.heartbeat(unit.report()))
+    await controller.heartbeat(unit.report())
+    first = await controller.fleet_news(demand, (), None, 30.0)  # whoever knows nothing does not wait
+    began_s = time.monotonic()
+    waiting = asyncio.create_task(controller.fleet_news(demand, (), first.version, 0.2))
+    await asyncio.sleep(0.05)
+    await controller.heartbeat(unit.report())
+
+    news = await waiting
+
+    assert time.monotonic() - began_s >= 0.2
+    assert news.version == first.version
+    assert (news.view.models, news.view.num_gateways) == (first.view.models, 1)
+
+
+async def test_fleet_news__unit_tells_something_or_the_catalog_changes__answers_at_once(tmp_path: Path) -> None:
+    controller = Controller(token="t", planner_for=in_place)
+    source = checkpoint(tmp_path / "a")
+    await controller.reconfigure(user_config(source))
+    unit, demand = FakeUnit(unit_id="u"), DemandReport(gateway_id="g", models=())
+    unit.obey(await controller.heartbeat(unit.report()))
+    await controller.heartbeat(unit.report())
+    known = (await controller.fleet_news(demand, (), None, 0.0)).version
+
+    waiting = asyncio.create_task(controller.fleet_news(demand, (), known, 300.0))
+    await asyncio.sleep(0)
+    unit.progress()
+    await controller.heartbeat(unit.report())
+    told = await asyncio.wait_for(waiting, 30)
+    waiting = asyncio.create_task(controller.fleet_news(demand, (), told.version, 300.0))
+    await asyncio.sleep(0)
+    await controller.reconfigure(user_config(source, source))
+    changed = await asyncio.wait_for(waiting, 30)
+    second = await controller.fleet_news(DemandReport(gateway_id="h", models=()), (), None, 0.0)
+    shared = await asyncio.wait_for(controller.fleet_news(demand, (), changed.version, 300.0), 30)
+
+    assert [s.phase for u in told.view.units for s in u.report.models] == [ModelPhase.READY]
+    assert [m.model for m in changed.view.models] == ["m0", "m1"]
+    assert (second.view.num_gateways, shared.view.num_gateways) == (2, 2)
 
 
 async def test_controller__killed_and_started_again__tells_a_new_gateway_what_keys_owe(

@@ -12,8 +12,9 @@ from ray.serve.exceptions import RayServeException
 from router import serve_deployment as serve_adapter
 from router.access.api_keys import KeyEntry, KeyRing
 from router.access.key_usage import KeyUsage
+from router.fleet_follower import WAIT_S
 from router.serve_deployment import GatewayIngress
-from router.view import FleetView
+from router.view import FleetNews, FleetView
 
 
 class Decisions:
@@ -30,8 +31,43 @@ class Decisions:
         return self.body
 
 
+class PlainQuestion:
+    """`remote(report)` answers at once, or raises."""
+
+    def __init__(self, control) -> None:
+        self._control = control
+
+    async def remote(self, demand):
+        return self._control.answer(demand)
+
+
+class QuestionForNews:
+    """`remote(report, events, known, wait_s)` waits if `control.holds`, until somebody gives up."""
+
+    def __init__(self, control) -> None:
+        self._control = control
+
+    async def remote(self, demand, events, known, wait_s):
+        control = self._control
+        control.waits.append(wait_s)
+        if control.is_old:
+            raise RayTaskError("fleet_news", "", "AttributeError()")
+        if events and control.refuses:
+            control.asked += 1
+            raise control.refuses.pop()
+        view = control.answer(demand)
+        control.events.extend(events)
+        if control.holds and known == (1,) and wait_s:
+            control.waiting += 1
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                control.waiting -= 1
+        return FleetNews(view=view, version=(1,))
+
+
 class ControlLoop:
-    """Stands where Serve's handle would: `fleet_view.remote(report)` answers or raises."""
+    """Stands where Serve's handle would."""
 
     def __init__(self) -> None:
         self.view = None
@@ -40,19 +76,17 @@ class ControlLoop:
         self.decisions = Decisions()
         self.events = []
         self.refuses = []
+        self.is_old = self.holds = False
+        self.waits = []
+        self.waiting = 0
+        self.fleet_view = PlainQuestion(self)
+        self.fleet_news = QuestionForNews(self)
 
-    @property
-    def fleet_view(self) -> "ControlLoop":
-        return self
-
-    async def remote(self, demand, events=()):
+    def answer(self, demand):
         self.asked += 1
         self.demand = demand
         if self.view is None:
             raise ConnectionError("no control loop")
-        if events and self.refuses:
-            raise self.refuses.pop()
-        self.events.extend(events)
         return self.view
 
 
@@ -180,6 +214,48 @@ async def test_view__after_requests__gateway_tells_what_was_asked_for(ingress, t
         (asked,) = control.demand.models
         assert (asked.model, asked.requests_total, asked.prompt_tokens_total) == ("demo/bytes", 3, 12)
         assert (asked.output_tokens_total, asked.waiting) == (6, 0)
+
+
+async def test_view__nothing_happens__one_question_waits_at_the_control_loop(ingress, tokenizer_folder) -> None:
+    control, http = ingress
+    control.holds = True
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await until_ready(http)
+        await eventually(lambda: control.waiting)
+        asked = control.asked
+        await asyncio.sleep(0.2)  # looks at what it has to tell every 0.01 s
+
+    assert control.asked == asked
+    assert control.waits == [0.0] * (len(control.waits) - 1) + [WAIT_S]
+
+
+async def test_view__somebody_asks_while_a_question_waits__is_told_at_once(ingress, tokenizer_folder) -> None:
+    control, http = ingress
+    control.holds = True
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await until_ready(http)
+        await eventually(lambda: control.waiting)
+        body = {"model": "demo/bytes", "prompt": "four", "max_tokens": 2}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        asked_s = asyncio.get_running_loop().time()
+
+        await eventually(lambda: control.demand.models and control.demand.models[0].output_tokens_total == 2)
+
+        assert asyncio.get_running_loop().time() - asked_s < WAIT_S
+        assert 0.0 in control.waits[control.waits.index(WAIT_S) :]
+        await eventually(lambda: control.waiting == 1)
+
+
+async def test_view__control_loop_of_a_release_without_news__is_asked_as_before(ingress, tokenizer_folder) -> None:
+    control, http = ingress
+    control.is_old = True
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await until_ready(http)
+        asked = control.asked
+        await eventually(lambda: control.asked > asked + 3)
 
 
 async def test_check_health__new_replica__passes_with_the_first_view_and_stays_without_a_control_loop(replica) -> None:
