@@ -1,12 +1,14 @@
 """Brings a fleet up with a line per step on the terminal, and takes it down again."""
 
+import importlib
 import os
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -177,12 +179,23 @@ def _cluster(
 ) -> AbstractContextManager[Any]:
     from deploy.local.local_ray import joined_ray, local_ray  # after the environment is set, as above
 
+    _import_beside("deploy.serve.serve_fleet")
     address = ray_address()
     if address is not None:
         screen.announce(f"joining the Ray cluster at {address}")
         return joined_ray(address, is_verbose=is_verbose)
     screen.announce("starting Ray on this machine")
     return local_ray(num_cpus=logical_cpus(fleet), is_verbose=is_verbose, supervisor=supervisor)
+
+
+def _import_beside(module: str) -> None:
+    """Begins an import while Ray starts. Whoever imports the module next waits for it, and is told what it raises."""
+
+    def run() -> None:
+        with suppress(Exception):
+            importlib.import_module(module)
+
+    threading.Thread(target=run, name=f"import-{module}", daemon=True).start()
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import ray
-from ray import serve
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 from ray.exceptions import RayError
 
@@ -95,7 +94,9 @@ def cluster_address() -> str:
 
 
 def quiet_serve(is_verbose: bool) -> None:
-    """Serve's client logs every step of a deployment to the terminal. Its import sets its logger's level."""
+    """Serve's client logs every step of a deployment to the terminal."""
+    from ray import serve  # takes a second, and may be under way beside `local_ray`; it sets its logger's level
+
     if not is_verbose:
         logging.getLogger(serve.__name__).setLevel(logging.CRITICAL)
         logging.getLogger("ray").setLevel(logging.CRITICAL)

@@ -1,10 +1,13 @@
 """Calls to Serve's own controller that end: Ray waits for as long as it says nothing, which may be for good."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.serve._private.api import _create_controller_and_proxy_refs
 from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
+from ray.serve.config import ControllerOptions
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema, ServeInstanceDetails, ServeStatus
@@ -14,6 +17,25 @@ _DETAILS_S = 10.0
 _DEPLOY_S = 60.0
 
 # All raise RayServeException where no Serve runs, GetTimeoutError where it does not answer, and what else Ray raises.
+
+
+def begin_serve(config: Mapping[str, Any]) -> Sequence[Any]:
+    """Starts Serve as `serve.start` does, by a config that `serve deploy` takes. Returns its proxies for
+    `until_proxies_serve`: applications can be deployed before.
+    """
+    _, proxies = _create_controller_and_proxy_refs(
+        http_options=config["http_options"],
+        grpc_options=None,
+        global_logging_config=config["logging_config"],
+        global_tracing_config=None,
+        controller_options=ControllerOptions(),
+        proxy_location=config["proxy_location"],
+    )
+    return list(proxies)
+
+
+def until_proxies_serve(proxies: Sequence[Any]) -> None:
+    ray.get(list(proxies), timeout=HTTP_PROXY_TIMEOUT)
 
 
 def check_serve_answers() -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,7 +26,14 @@ from deploy.serve.app_args import (
 )
 from deploy.serve.fleet_change import FleetChange, change_between, only_at_start
 from deploy.serve.render import application_names, as_large_as_now, serve_config
-from deploy.serve.serve_calls import check_deployment, deploy_applications, serve_details, serve_status
+from deploy.serve.serve_calls import (
+    begin_serve,
+    check_deployment,
+    deploy_applications,
+    serve_details,
+    serve_status,
+    until_proxies_serve,
+)
 
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 10.0
@@ -185,21 +192,25 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[]
     was_running = _refuse_foreign_applications()
     config = serve_config(fleet)
     try:
-        serve.start(
-            proxy_location=config["proxy_location"],
-            http_options=config["http_options"],
-            logging_config=config["logging_config"],
-        )
-        ServeFleet(fleet).deploy()
+        proxies = () if was_running else begin_serve(config)
+        ServeFleet(fleet).deploy()  # the applications' processes start beside the proxies
+        until_proxies_serve(proxies)
     except (RayError, RayServeException, RuntimeError) as error:
+        if outlived_by_ray and not is_lost():
+            with suppress(RayError, RayServeException, RuntimeError):  # what did not start says why
+                _take_down(with_serve=not was_running)
         raise FleetStartError(reason=f"Serve does not start: {_last_line(str(error))}", remedy=_SEE_LOGS) from error
     try:
         yield ServeFleet(fleet)
     finally:
         if not is_lost():
-            _client().delete_apps(sorted(serve.status().applications), blocking=True)
-        if outlived_by_ray and not was_running and not is_lost():
-            serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
+            _take_down(with_serve=outlived_by_ray and not was_running)
+
+
+def _take_down(*, with_serve: bool) -> None:
+    _client().delete_apps(sorted(serve.status().applications), blocking=True)
+    if with_serve:
+        serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
 
 
 def _refuse_foreign_applications() -> bool:
