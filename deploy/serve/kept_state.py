@@ -3,6 +3,7 @@ clock.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.control.control_state import FORMAT, ControlState
@@ -20,6 +21,7 @@ from deploy.state.write_behind import WriteBehind
 _NAME = "control loop"
 _USAGE = "key usage"
 _STALE_S = 3600.0
+_RENEW_S = 60.0  # of a state in which nothing but time has changed
 
 
 class KeptState:
@@ -29,6 +31,7 @@ class KeptState:
         self._of = (name, section)
         self.documents = documents
         self._has_usage = False
+        self._kept: ControlState | None = None
         self._epoch_s = time.time() - time.monotonic()  # once: the same state shall make the same document
 
     def is_of(self, name: str, section: StateSection) -> bool:
@@ -48,8 +51,11 @@ class KeptState:
         return state.shifted(-max(0.0, ahead_s))  # a clock that was set back
 
     def keep(self, state: ControlState) -> None:
-        """Returns at once."""
-        self.documents.keep(_NAME, state.shifted(self._epoch_s), format=FORMAT)
+        """Returns at once. What is the same as before, but for the time, is written once a minute."""
+        kept = self._kept
+        if kept is None or replace(kept, noted_s=state.noted_s) != state or state.noted_s - kept.noted_s >= _RENEW_S:
+            self._kept = state
+            self.documents.keep(_NAME, state.shifted(self._epoch_s), format=FORMAT)
 
     def load_usage(self) -> KeptUsage | None:
         return self.documents.load(_USAGE, KeptUsage, format=USAGE_FORMAT)
