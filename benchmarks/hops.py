@@ -43,6 +43,7 @@ from pdmux_actor.scheduling.scheduler import Scheduler
 from pdmux_actor.serving import frames, process
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
+from pdmux_actor.serving.engine_watch import EngineWatch
 from pdmux_actor.serving.unit import Unit
 from router.http.app import create_app
 from router.serving.gateway import Gateway
@@ -92,6 +93,7 @@ class HopTracer:
         self._lock = threading.Lock()
         self._silent = {
             EngineLoop._report.__code__,
+            EngineWatch.hear.__code__,
             ConnectionHeartbeat._fire.__code__,
         }
         self._on = False

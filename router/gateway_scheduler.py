@@ -134,7 +134,8 @@ class GatewayScheduler:
     def slo_left(self, request_id: str) -> Slo:
         """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""
         running = self._running[request_id]
-        return running.request.slo if running.tokens else running.request.slo.after(running.waited_s)
+        is_whole = running.tokens > 0 or not running.waited_s
+        return running.request.slo if is_whole else running.request.slo.after(running.waited_s)
 
     def sent(self, request_id: str, choice: UnitChoice, now_s: float) -> None:
         """It goes on at another unit than the one it was admitted to."""

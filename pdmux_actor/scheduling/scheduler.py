@@ -18,7 +18,6 @@ from pdmux_actor.scheduling.answers import Answers, FirstTokens
 from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.decision_log import DecisionLog
-from pdmux_actor.scheduling.decode_stretch import DecodeStretch, stretch_from
 from pdmux_actor.scheduling.dispatcher import Dispatcher
 from pdmux_actor.scheduling.early_steps import EarlySteps
 from pdmux_actor.scheduling.events import (
@@ -51,7 +50,7 @@ from pdmux_actor.scheduling.sequence import TokenSequence
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from pdmux_actor.scheduling.steady_run import RunAhead, SteadyRunner
 from pdmux_actor.scheduling.stretch_run import StretchRunner, VirtualWorld
-from pdmux_actor.scheduling.unit_look import LaneReadiness, UnitLook
+from pdmux_actor.scheduling.unit_look import DecodeStretch, LaneReadiness, UnitLook, stretch_from
 from pdmux_actor.scheduling.unit_parts import UnitParts
 from profiler.contention import ContentionGuard
 from profiler.latency import LatencyModel
@@ -186,7 +185,7 @@ class Scheduler:
         return launches if self._early is None else [*launches, *self._early.offer()]
 
     def _go_on(self, policy: StretchPolicy, stretch: DecodeStretch, now_s: float) -> Sequence[Launch]:
-        """Decides as `decide` does, in a stretch of decode (decode_stretch.py)."""
+        """Decides as `decide` does, in a stretch of decode (unit_look.py)."""
         queue = stretch.queue
         self._sharing.settle_growth(now_s, queue)
         view = stretch.view(self._device, self._settings, self._predictor, now_s)

@@ -1,6 +1,6 @@
 """Goes on with a stretch of decode, step after step, without a turn of the loop for each: in virtual time.
 
-A turn hands tokens over, looks for events and fills lanes. In a stretch (decode_stretch.py) there is one lane, and no
+A turn hands tokens over, looks for events and fills lanes. In a stretch (unit_look.py) there is one lane, and no
 event for as long as the world says; then a step is a few sums: how long it takes, what that teaches, how the policy
 goes on.
 Tokens and counts are brought up to date once, at the end. Whatever would not be as plain as that ends the run
@@ -15,13 +15,13 @@ import msgspec
 
 from pdmux_actor.scheduling.batching import grow_together
 from pdmux_actor.scheduling.decision_log import DecisionLog
-from pdmux_actor.scheduling.decode_stretch import DecodeStretch
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, Launch, LaunchCompletion, MixedStep
 from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.plain_batch import PlainBatch, StretchTokens, TokenSource
 from pdmux_actor.scheduling.policies.base import Decode, Mixed
 from pdmux_actor.scheduling.policies.dispatch_policy import StretchPolicy
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.unit_look import DecodeStretch
 from pdmux_actor.scheduling.unit_parts import UnitParts
 
 

@@ -32,7 +32,7 @@ from router.http.agent_routes import AGENT_BODIES, add_agent_routes
 from router.http.batch_lines import line_endpoints
 from router.http.batch_routes import BATCH_BODIES, add_batch_routes
 from router.http.console_files import add_console
-from router.http.generation_endpoint import answer, answer_whole
+from router.http.generation_endpoint import answer_whole, generation_endpoint
 from router.http.live_routes import LiveSources, add_live_routes
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
@@ -159,13 +159,18 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest), **responses_of(ChatCompletion))
-    async def create_chat_completion(request: Request) -> Response:
-        return await answer(request, gateway, partial(parse_body, schema=ChatCompletionRequest), gateway.chat)
-
-    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest), **responses_of(Completion))
-    async def create_completion(request: Request) -> Response:
-        return await answer(request, gateway, partial(parse_body, schema=CompletionRequest), gateway.complete)
+    app.post(
+        "/v1/chat/completions",
+        name="create_chat_completion",
+        openapi_extra=body_of(ChatCompletionRequest),
+        **responses_of(ChatCompletion),
+    )(generation_endpoint(gateway, partial(parse_body, schema=ChatCompletionRequest), gateway.chat))
+    app.post(
+        "/v1/completions",
+        name="create_completion",
+        openapi_extra=body_of(CompletionRequest),
+        **responses_of(Completion),
+    )(generation_endpoint(gateway, partial(parse_body, schema=CompletionRequest), gateway.complete))
 
     @app.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsBody), **responses_of(EmbeddingList, streams=False))
     async def create_embeddings(request: Request) -> Response:

@@ -46,6 +46,17 @@ def _caller(request: Request, who: AccessGrant) -> Caller:
     return replace(who.caller, request_id=request.state.request_id, traceparent=traceparent)
 
 
+def generation_endpoint(
+    gateway: Gateway,
+    parse: Callable[[bytes], RequestT],
+    accept: Callable[[RequestT, Caller], Awaitable[GenerationResponse]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def generate(request: Request) -> Response:
+        return await answer(request, gateway, parse, accept)
+
+    return generate
+
+
 async def answer(
     request: Request,
     gateway: Gateway,

@@ -12,6 +12,7 @@ from router.openai.parameters import MAX_LOGPROBS, GenerationParameters, Tokens
 from router.openai.peer_parameters import InertChatParameters, RefusedChatParameters
 from router.openai.request_part import Empty, EmptyObject, Integer, RequestPart
 from router.openai.tools import (
+    NO_TOOLS,
     FunctionName,
     Functions,
     FunctionTool,
@@ -148,7 +149,7 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
 
     def _form(self) -> StructuredOutput | None:
         """A call that it must make is stricter than the format of its answer."""
-        return self.tool_use.forced_output() or super()._form()
+        return self.tool_use.forced_output() if self.tool_use.must_call else super()._form()
 
     @property
     def max_calls(self) -> int | None:
@@ -182,6 +183,8 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     @cached_property
     def tool_use(self) -> ToolUse:
         """Returns what the reply may call. Raises as `tool_use` of tools.py."""
+        if self.tools is None and self.functions is None and self.tool_choice is None:
+            return NO_TOOLS
         if self.functions is not None and not self.tools:
             tools = [FunctionTool(type="function", function=function) for function in self.functions]
             choice: ToolChoice | None

@@ -166,16 +166,15 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
         return self._form()
 
     def _form(self) -> StructuredOutput | None:
-        return form_of(
-            self.response_format,
-            self.structured_outputs,
-            {
-                "guided_json": self.guided_json,
-                "guided_regex": self.guided_regex,
-                "guided_choice": self.guided_choice,
-                "guided_grammar": self.guided_grammar,
-            },
-        )
+        guided = {
+            "guided_json": self.guided_json,
+            "guided_regex": self.guided_regex,
+            "guided_choice": self.guided_choice,
+            "guided_grammar": self.guided_grammar,
+        }
+        if all(form is None for form in (self.response_format, self.structured_outputs, *guided.values())):
+            return None
+        return form_of(self.response_format, self.structured_outputs, guided)
 
     @property
     def named_tokens(self) -> Iterator[tuple[str, int]]:

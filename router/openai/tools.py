@@ -97,10 +97,8 @@ class ToolUse:
             kind=StructuredKind.STRUCTURAL_TAG, text=document, param="functions" if self.is_legacy else "tools"
         )
 
-    def forced_output(self) -> StructuredOutput | None:
-        """JSON: the arguments of the one tool, or a list of calls."""
-        if not self.must_call:
-            return None
+    def forced_output(self) -> StructuredOutput:
+        """JSON, of a reply that must call: the arguments of the one tool, or a list of calls."""
         definitions: dict[str, Any] = {}
         schemas = {t["function"]["name"]: _hoisted(t["function"], definitions) for t in self.offered}
         if self.only is not None:

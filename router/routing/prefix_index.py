@@ -23,7 +23,7 @@ def prefix_names(model: str, token_ids: Sequence[int], salt: str = "") -> tuple[
     (2, 3, True, False)
     """
     names: list[bytes] = []
-    name = prefix_root(salt) + model.encode()
+    name = prefix_root(salt) + model.encode() if salt else model.encode()
     data = array("q", token_ids[: _MAX_BLOCKS * BLOCK_TOKENS]).tobytes()
     step = BLOCK_TOKENS * 8
     for start in range(0, len(data) - step + 1, step):

@@ -241,7 +241,8 @@ class GenerationRunner:
             self._room.pump()
         if output.finish is not None:
             stopwatch.on_finish()
-            self._events.finished(generation.model, report)
+            if not report.in_time:
+                self._events.missed(generation.model, report)
 
 
 def _ends() -> GatewayNotReady:

@@ -1,8 +1,7 @@
 """Turns what a validated request says into token ids, and says how many tokens may follow them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pdmux_actor.messages import StructuredOutput
 from router.errors import ContextLengthExceeded, InvalidRequest
@@ -13,7 +12,8 @@ from router.openai.completions import CompletionRequest
 from router.openai.parameters import MAX_PROMPT_LOGPROBS, GenerationParameters
 from router.openai.tools import ToolUse
 from router.request_terms import AdmissionRequest
-from router.text.reply_templates import TOOL_FIELD, forced_call, separates, without
+from router.text.calls import TokenizerLoaded
+from router.text.reply_templates import forced_call
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard
 
@@ -40,7 +40,8 @@ async def chat_prompt(
     for tools that do not fit together, or a last message that cannot be continued.
     """
     use = request.tool_use
-    use.check_strict()
+    if use.strict:
+        use.check_strict()
     request.check()
     goes_on = bool(request.continue_final_message)
     chat = await tokenizers.encode_chat(
@@ -56,25 +57,25 @@ async def chat_prompt(
     if not chat.token_ids:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
     loaded = await tokenizers.of(card)
-    shape = _reply_shape(request, use, chat.prompt_end, loaded.response_template)
+    shape = _reply_shape(request, use, chat.prompt_end, loaded)
     marks_are_special = loaded.marks_are_special and shape is not None and not use.must_call
     return Prompt(
         token_ids=tuple(chat.token_ids),
         reply=shape,
-        calls_form=use.strict_calls(loaded.call_marks) if request.structured_output is None else None,
+        calls_form=use.strict_calls(loaded.call_marks) if use.strict and request.structured_output is None else None,
         skip_special_tokens=request.skips_special_tokens and not marks_are_special,
     )
 
 
 def _reply_shape(
-    request: ChatCompletionRequest, use: ToolUse, prompt_end: str, template: Mapping[str, Any]
+    request: ChatCompletionRequest, use: ToolUse, prompt_end: str, loaded: TokenizerLoaded
 ) -> ReplyShape | None:
     if use.must_call:
         return ReplyShape(template=forced_call(use.only), prompt_end="", tools=use.offered)
     if request.structured_output is not None:
         return None  # the mask leaves room for nothing but the answer
-    parts = dict(template) if use.offered else without(template, (TOOL_FIELD,))
-    return ReplyShape(template=parts, prompt_end=prompt_end, tools=use.offered) if separates(parts) else None
+    template = loaded.response_template if use.offered else loaded.callless_template
+    return None if template is None else ReplyShape(template=template, prompt_end=prompt_end, tools=use.offered)
 
 
 async def completion_prompts(

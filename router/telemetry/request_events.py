@@ -42,16 +42,15 @@ class RequestEvents:
     def failed(self, *, model: str, unit: str, request_id: str, reason: str) -> None:
         self._record(EventKind.REQUEST_FAILED, reason, model=model, unit=unit, request_id=request_id)
 
-    def finished(self, model: str, report: ServiceReport) -> None:
-        """Records an answer of which the first token or a gap was late."""
+    def missed(self, model: str, report: ServiceReport) -> None:
+        """Records an answer that was not in time, with what was late."""
         late = []
         if report.ttft_s is not None and not report.ttft_met:
             late.append(f"first token after {report.ttft_s:.2f} s, target {report.slo.ttft_s:g} s")
         if not report.tbt_met:
             late.append(f"a gap of {report.worst_gap_s:.2f} s, target {report.slo.tbt_s:g} s")
-        if late:
-            text, unit = "; ".join(late), report.unit_id
-            self._record(EventKind.SLO_MISSED, text, model=model, unit=unit, request_id=report.request_id)
+        text, unit = "; ".join(late), report.unit_id
+        self._record(EventKind.SLO_MISSED, text, model=model, unit=unit, request_id=report.request_id)
 
     def fetch(self) -> tuple[FleetEvent, ...]:
         """Takes what was recorded since the last call."""

@@ -79,7 +79,8 @@ class ReadReply(msgspec.Struct, frozen=True, tag="read_reply"):
 class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """`template_variables` are what a request may set of what the template reads; None: there is no template.
     `characters_per_token` bounds how many characters one token can stand for; None: nothing bounds it.
-    `response_template` names the parts of a reply; `marks_are_special`: units must show special tokens for that.
+    `response_template` names the parts of a reply, `callless_template` those of one that may call nothing; None: it is
+    all answer. `marks_are_special`: units must show special tokens for that.
     `call_marks` say how the model writes calls of tools; None: it is not known.
     """
 
@@ -87,7 +88,8 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     vocab_size: int
     template_variables: list[str] | None
     characters_per_token: int | None
-    response_template: dict[str, Any]
+    response_template: dict[str, Any] | None
+    callless_template: dict[str, Any] | None
     marks_are_special: bool
     call_marks: CallMarks | None = None
 

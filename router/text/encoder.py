@@ -12,7 +12,7 @@ from pdmux_actor.models.gguf_files.hub_files import gguf_file
 from pdmux_actor.models.gguf_files.layout_folder import layout_folder
 from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
-from router.text.reply_templates import needs_special_tokens, template_for
+from router.text.reply_templates import TOOL_FIELD, needs_special_tokens, separates, template_for, without
 from router.text.tool_prompt import with_tools_told
 
 if TYPE_CHECKING:
@@ -56,9 +56,12 @@ class PromptEncoder:
         several = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
         self._knows_tools = "tools" in variables or "tool_use" in several
         own = getattr(tokenizer, "response_template", None)
-        self.response_template: dict[str, Any] = own or template_for(_chat_template(tokenizer))
-        self.marks_are_special = needs_special_tokens(self.response_template, tokenizer.all_special_tokens)
-        self.call_marks = call_marks(self.response_template, tokenizer.all_special_tokens)
+        template: dict[str, Any] = own or template_for(_chat_template(tokenizer))
+        self.response_template = template if separates(template) else None
+        callless = without(template, (TOOL_FIELD,))
+        self.callless_template = callless if separates(callless) else None
+        self.marks_are_special = needs_special_tokens(template, tokenizer.all_special_tokens)
+        self.call_marks = call_marks(template, tokenizer.all_special_tokens)
 
     def render_chat(
         self,

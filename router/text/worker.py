@@ -86,6 +86,7 @@ class TextWorker:
             encoder.template_variables,
             encoder.characters_per_token,
             encoder.response_template,
+            encoder.callless_template,
             encoder.marks_are_special,
             encoder.call_marks,
         )

@@ -39,7 +39,7 @@ class Scripted:
         if self.killed:
             raise TextProcessLost
         if isinstance(call, LoadTokenizer):
-            return TokenizerLoaded(0, 256, None, None, {}, False)
+            return TokenizerLoaded(0, 256, None, None, None, None, False)
         assert isinstance(call, EncodeText)
         self.asked.append(call.text)
         if call.text == "hang":

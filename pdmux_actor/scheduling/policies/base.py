@@ -182,7 +182,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
 
 
 class StretchView(msgspec.Struct, gc=False):
-    """Holds what a policy sees of a stretch of decode with nothing else to do (decode_stretch.py). `last` is what it
+    """Holds what a policy sees of a stretch of decode with nothing else to do (unit_look.py). `last` is what it
     chose before, `waited_s` how long sequences of `queue`, all of them, have waited for their next token.
     """
 
