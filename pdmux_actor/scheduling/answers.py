@@ -1,18 +1,17 @@
 """Tells every request its tokens, and exactly once how it ended; first tokens when their second can follow in time."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import isinf
 
 import msgspec
 
 from pdmux_actor.messages import FinishReason, SampledToken, Slo, TokenEvent
-from pdmux_actor.scheduling.batching import PrefillBatch, PrefillBatches
+from pdmux_actor.scheduling.batching import PrefillBatch
 from pdmux_actor.scheduling.early_steps import EarlySteps
 from pdmux_actor.scheduling.launch import DropPrefill, Lane
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
-from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 _MARGIN = 0.2  # on predictions of decode steps: a prompt may start beside one that is under way
 _SHARE_OF_TTFT = 0.98  # within which the first token is handed over whatever the second takes
@@ -41,18 +40,11 @@ class FirstTokens:
     as it would.
     """
 
-    def __init__(
-        self,
-        queues: Mapping[str, ModelQueue],
-        batches: PrefillBatches,
-        lanes: LanesInFlight,
-        predictor: LatencyPredictor,
-        early: EarlySteps | None,
-    ) -> None:
-        self._queues = queues
-        self._batches = batches
-        self._lanes = lanes
-        self._predictor = predictor
+    def __init__(self, parts: UnitParts, early: EarlySteps | None) -> None:
+        self._queues = parts.queues
+        self._batches = parts.batches
+        self._lanes = parts.lanes
+        self._predictor = parts.predictor
         self._early = early
         self._held: dict[str, HeldToken] = {}
         self.may_hold = True  # False: none is held back from now on
@@ -123,10 +115,10 @@ def _handed_over_s(sequence: TokenSequence, now_s: float, next_token_s: float) -
 class Answers:
     """A request that has ended leaves `unanswered` at once; its KV goes then, or when the launch that uses it ends."""
 
-    def __init__(self, queues: Mapping[str, ModelQueue], batches: PrefillBatches, first_tokens: FirstTokens) -> None:
+    def __init__(self, parts: UnitParts, first_tokens: FirstTokens) -> None:
         self.unanswered: dict[str, TokenSequence] = {}  # by request
-        self._queues = queues
-        self._batches = batches
+        self._queues = parts.queues
+        self._batches = parts.batches
         self._first_tokens = first_tokens
         self._events: list[TokenEvent] = []
         self._dropped: list[DropPrefill] = []

@@ -9,29 +9,23 @@ then it is on no lane. Who ends with the other one (at a token of its own, by an
 step brings it is dropped; it holds its KV until then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pdmux_actor.scheduling.batching import PrefillBatches, grow_together
+from pdmux_actor.scheduling.batching import grow_together
 from pdmux_actor.scheduling.dispatcher import Dispatcher
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, set_in_flight
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import TokenSequence
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 _MOST_IN_A_ROW = 16  # then the policy chooses anew how decode goes on
 
 
 class EarlySteps:
-    def __init__(
-        self,
-        queues: Mapping[str, ModelQueue],
-        batches: PrefillBatches,
-        lanes: LanesInFlight,
-        dispatcher: Dispatcher,
-    ) -> None:
-        self._queues = queues
-        self._batches = batches
-        self._lanes = lanes
+    def __init__(self, parts: UnitParts, dispatcher: Dispatcher) -> None:
+        self._queues = parts.queues
+        self._batches = parts.batches
+        self._lanes = parts.lanes
         self._dispatcher = dispatcher
         self._handed_out: DecodeStep | None = None
         self._sms = 0

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pdmux_actor.messages import NeighbourLoss
 from pdmux_actor.scheduling.launch import Lane, LaunchCompletion, MixedStep, PrefillSlice, lane_number
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaunchInFlight
-from pdmux_actor.scheduling.prediction import LatencyPredictor
+from pdmux_actor.scheduling.launches_in_flight import LaunchInFlight
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 
 class NeighbourSlowdown:
@@ -23,10 +23,10 @@ class NeighbourSlowdown:
     changes, `land` before the result of a launch is applied.
     """
 
-    def __init__(self, queues: Mapping[str, ModelQueue], lanes: LanesInFlight, predictor: LatencyPredictor) -> None:
-        self._queues = queues
-        self._lanes = lanes
-        self._predictor = predictor
+    def __init__(self, parts: UnitParts) -> None:
+        self._queues = parts.queues
+        self._lanes = parts.lanes
+        self._predictor = parts.predictor
         self._ttft_s: dict[tuple[str, str], float] = {}
         self._tbt_s: dict[tuple[str, str], float] = {}
         self._beside_s: dict[int, dict[str, float]] = {}  # by lane number: how long its launch had whom beside it

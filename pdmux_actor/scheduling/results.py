@@ -1,12 +1,11 @@
 """Applies the result of a launch that has ended to its sequences."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 import msgspec
 
 from pdmux_actor.messages import FinishReason, SampledToken, TokenEvent
 from pdmux_actor.scheduling.answers import Answers, FirstTokens
-from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.launch import (
     Chunk,
     DecodeStep,
@@ -18,6 +17,7 @@ from pdmux_actor.scheduling.launch import (
 )
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import SequenceStatus, TokenSequence
+from pdmux_actor.scheduling.unit_parts import UnitParts
 
 _NOBODY: Sequence[TokenSequence] = ()
 
@@ -25,15 +25,9 @@ _NOBODY: Sequence[TokenSequence] = ()
 class LaunchResults:
     """Sampled tokens are appended and told, sequences move on, and what is done or has failed ends."""
 
-    def __init__(
-        self,
-        queues: Mapping[str, ModelQueue],
-        batches: PrefillBatches,
-        answers: Answers,
-        first_tokens: FirstTokens,
-    ) -> None:
-        self._queues = queues
-        self._batches = batches
+    def __init__(self, parts: UnitParts, answers: Answers, first_tokens: FirstTokens) -> None:
+        self._queues = parts.queues
+        self._batches = parts.batches
         self._answers = answers
         self._first_tokens = first_tokens
         self._uniform_steps = UniformSteps()

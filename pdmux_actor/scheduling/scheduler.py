@@ -87,14 +87,13 @@ class Scheduler:
             sharing=self._sharing,
         )
         self._dispatcher = Dispatcher(parts)
-        early = EarlySteps(self._queues, self._batches, self._lanes, self._dispatcher)
-        self._early = early if settings.early_steps else None
-        self._first_tokens = FirstTokens(self._queues, self._batches, self._lanes, self._predictor, self._early)
-        self._answers = Answers(self._queues, self._batches, self._first_tokens)
-        self._results = LaunchResults(self._queues, self._batches, self._answers, self._first_tokens)
+        self._early = EarlySteps(parts, self._dispatcher) if settings.early_steps else None
+        self._first_tokens = FirstTokens(parts, self._early)
+        self._answers = Answers(parts, self._first_tokens)
+        self._results = LaunchResults(parts, self._answers, self._first_tokens)
         self._look = UnitLook(parts)
         self._readiness = LaneReadiness()
-        self._neighbours = NeighbourSlowdown(self._queues, self._lanes, self._predictor)
+        self._neighbours = NeighbourSlowdown(parts)
         self._adapters = Adapters()
         self._prefixes = PrefixExchange(pool, self._queues, self._adapters)
         self._reporter = LoadReporter(
