@@ -9,15 +9,13 @@ import msgspec
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad, NeighbourLoss
 from pdmux_actor.scheduling.adapters import Adapters
-from pdmux_actor.scheduling.batching import PrefillBatches
 from pdmux_actor.scheduling.bubbles import lane_shares
 from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number
-from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
-from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.served_counts import ServedCounts
+from pdmux_actor.scheduling.unit_parts import UnitParts
 from profiler.latency import ChunkShape
 
 _DECISIONS_WINDOW_S = 2.0
@@ -66,27 +64,21 @@ class LoadReporter:
     """Costs the engine a few additions per token; the rest is paid per report. `report` moves the window of counts."""
 
     def __init__(
-        self,
-        pool: BlockPool,
-        predictor: LatencyPredictor,
-        neighbours: NeighbourSlowdown,
-        log: DecisionLog,
-        num_sms: int,
-        adapters: Adapters,
-        batches: PrefillBatches,
+        self, parts: UnitParts, pool: BlockPool, neighbours: NeighbourSlowdown, log: DecisionLog, adapters: Adapters
     ) -> None:
+        self._queues = parts.queues
+        self._batches = parts.batches
+        self._lanes = parts.lanes
+        self._predictor = parts.predictor
+        self._num_sms = parts.device.num_sms
         self._pool = pool
-        self._predictor = predictor
         self._neighbours = neighbours
         self._log = log
-        self._num_sms = num_sms
-        self._history: dict[tuple[str, str], deque[_Counts]] = {}  # of queues, and of their models and adapters
         self._adapters = adapters
-        self._batches = batches
+        self._history: dict[tuple[str, str], deque[_Counts]] = {}  # of queues, and of their models and adapters
 
-    def report(
-        self, queues: Collection[ModelQueue], lanes: LanesInFlight, steps_total: int, now_s: float
-    ) -> LoadReport:
+    def report(self, steps_total: int, now_s: float) -> LoadReport:
+        queues, partition = self._queues.values(), self._lanes.partition
         since_s = now_s - _DECISIONS_WINDOW_S
         decisions = self._log.since(since_s)
         shares = lane_shares(decisions, since_s, now_s)
@@ -94,7 +86,6 @@ class LoadReporter:
         tightest_s = min((queue.tightest_tbt_s for queue in queues), default=float("inf"))
         kept = {(q.model, name) for q in queues for name in ("", q.model, *q.adapter_counts)}
         self._history = {key: history for key, history in self._history.items() if key in kept}
-        partition = lanes.partition
         lost = self._neighbours.losses([queue.model for queue in queues])
         return LoadReport(
             models=tuple(
@@ -122,7 +113,7 @@ class LoadReporter:
                     expected_s=flight.expected_s,
                     is_learned=self._predictor.has_measured(flight.launch),
                 )
-                for flight in lanes.flights()
+                for flight in self._lanes.flights()
             ),
             steps=tuple(s for queue in queues for s in self._predictor.measured.of(queue.model, self._num_sms)),
         )

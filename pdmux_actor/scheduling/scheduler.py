@@ -96,9 +96,7 @@ class Scheduler:
         self._neighbours = NeighbourSlowdown(parts)
         self._adapters = Adapters()
         self._prefixes = PrefixExchange(pool, self._queues, self._adapters)
-        self._reporter = LoadReporter(
-            pool, self._predictor, self._neighbours, self.log, device.num_sms, self._adapters, self._batches
-        )
+        self._reporter = LoadReporter(parts, pool, self._neighbours, self.log, self._adapters)
         self._runner = StretchRunner(parts, self.log)
         self._steady = SteadyRunner(
             parts,
@@ -318,7 +316,7 @@ class Scheduler:
         return self._first_tokens.next_due_s()
 
     def load_report(self) -> LoadReport:
-        return self._reporter.report(self._queues.values(), self._lanes, self._steps_total, self._now_s)
+        return self._reporter.report(self._steps_total, self._now_s)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests, after any step."""
