@@ -14,6 +14,7 @@ from placement.plan_explanation import Explanation
 
 _TIMEOUT_S = 10.0
 _PATH = "/fleet"
+_WHAT = f"{_PATH} is not a fleet"
 
 
 class _Refusal(msgspec.Struct):
@@ -26,21 +27,22 @@ class _RefusalBody(msgspec.Struct):
 
 def fleet_report(url: str) -> FleetStatus:
     """Raises FleetUnreachable: nobody answers there, or not as a fleet's gateway."""
-    return cast(FleetStatus, _decoded(url, get_json(url, _PATH, {}), FleetStatus))
+    return cast(FleetStatus, decoded(url, get_json(url, _PATH, {}), FleetStatus, _WHAT))
 
 
 def explanation(url: str, model: str) -> Explanation | None:
     """Asks the running fleet for an explanation; None for a model that it does not plan for. Raises
     FleetUnreachable.
     """
-    return cast(Explanation | None, _decoded(url, get_json(url, _PATH, {"explain": model}), Explanation | None))
+    told = get_json(url, _PATH, {"explain": model})
+    return cast(Explanation | None, decoded(url, told, Explanation | None, _WHAT))
 
 
-def get_json(url: str, path: str, params: Mapping[str, str]) -> bytes:
+def get_json(url: str, path: str, params: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> bytes:
     """Returns what the fleet's gateway answers. Raises FleetUnreachable."""
     with reaching(url):
         response = httpx.get(
-            path_of(url, path), params=params, headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False
+            path_of(url, path), params=params, headers=bearer_headers(), timeout=timeout_s, trust_env=False
         )
     check_answer(url, path, response)
     return response.content
@@ -68,11 +70,12 @@ def check_answer(url: str, path: str, response: httpx.Response) -> None:
         raise FleetUnreachable(address=url, reason=_reason(response, path))
 
 
-def _decoded(url: str, content: bytes, kind: Any) -> Any:  # noqa: ANN401  msgspec decodes unions too, which type[T] is not
+def decoded(url: str, content: bytes, kind: Any, what: str) -> Any:  # noqa: ANN401  msgspec decodes unions too, which type[T] is not
+    """Raises FleetUnreachable, which begins with `what`: "/fleet is not a fleet"."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
-        raise FleetUnreachable(address=url, reason=f"{_PATH} is not a fleet of this version: {error}") from error
+        raise FleetUnreachable(address=url, reason=f"{what} of this version: {error}") from error
 
 
 def _reason(response: httpx.Response, path: str) -> str:

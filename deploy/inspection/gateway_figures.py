@@ -8,6 +8,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.environment import bearer_headers
+from deploy.inspection.fleet_report import path_of
 
 _TIMEOUT_S = 5.0
 _TTFT = "muxfleet_time_to_first_token_seconds"
@@ -42,8 +43,7 @@ class ModelFigures:
 def read_gateways(url: str, now_s: float) -> Reading | None:
     """None: its metrics are not to be had."""
     try:
-        base = url.rstrip("/").removesuffix("/v1")
-        answer = httpx.get(f"{base}/metrics", headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False)
+        answer = httpx.get(path_of(url, "/metrics"), headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False)
         return reading(answer.raise_for_status().text, now_s)
     except (httpx.HTTPError, ValueError):
         return None

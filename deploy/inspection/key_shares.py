@@ -1,8 +1,8 @@
 """Asks a running fleet what its API keys get."""
 
-import msgspec
+from typing import cast
 
-from deploy.errors import FleetUnreachable
+from deploy.inspection.fleet_report import decoded
 from deploy.inspection.live_events import live_events
 from router.access.key_fairness import KeysReport
 
@@ -12,7 +12,4 @@ def key_shares(url: str) -> KeysReport | None:
     event = next(live_events(url, "keys"), None)
     if event is None or event.topic != "keys":
         return None
-    try:
-        return msgspec.json.decode(event.data, type=KeysReport)
-    except msgspec.DecodeError as error:
-        raise FleetUnreachable(address=url, reason=f"its keys are not of this version: {error}") from error
+    return cast(KeysReport, decoded(url, event.data, KeysReport, "its keys are not"))

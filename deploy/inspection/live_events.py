@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import httpx
-import msgspec
 
 from deploy.environment import bearer_headers
 from deploy.errors import FleetUnreachable
-from deploy.inspection.fleet_report import check_answer, path_of, reaching
+from deploy.inspection.fleet_report import check_answer, decoded, path_of, reaching
 from deploy.inspection.live_fleet import LiveFleet
 
 _PATH = "/fleet/live"
@@ -56,10 +55,7 @@ def fleet_events(url: str) -> Iterator[LiveFleet]:
     for event in live_events(url, "fleet"):
         if event.topic != "fleet":
             raise FleetUnreachable(address=url, reason="its control loop does not answer")
-        try:
-            yield msgspec.json.decode(event.data, type=LiveFleet)
-        except msgspec.DecodeError as error:
-            raise FleetUnreachable(address=url, reason=f"{_PATH} is not a fleet of this version: {error}") from error
+        yield decoded(url, event.data, LiveFleet, f"{_PATH} is not a fleet")
 
 
 class FollowedFleet:

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deploy.environment import bearer_headers
 from deploy.errors import FleetUnreachable
+from deploy.inspection.fleet_report import path_of, reaching
 from traces.timeliness import SloTarget
 
 _TIMEOUT_S = 10.0
@@ -46,17 +47,14 @@ def _status(response: httpx.Response) -> str:
 
 def served_models(url: str, *, api_key: str | None = None) -> tuple[ServedModel, ...]:
     """Raises FleetUnreachable: nothing there answers as an OpenAI-compatible endpoint, or it serves no model."""
-    base = url.rstrip("/").removesuffix("/v1")
+    with reaching(url):
+        response = httpx.get(
+            path_of(url, "/v1/models"), headers=bearer_headers(api_key), timeout=_TIMEOUT_S, trust_env=False
+        )
+    if not response.is_success:
+        raise FleetUnreachable(address=url, reason=f"/v1/models answers {_status(response)}")
     try:
-        response = httpx.get(f"{base}/v1/models", headers=bearer_headers(api_key), timeout=_TIMEOUT_S, trust_env=False)
-        response.raise_for_status()
         entries = _Listing.model_validate_json(response.content).data
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
-    except httpx.HTTPStatusError as error:
-        raise FleetUnreachable(address=url, reason=f"/v1/models answers {_status(error.response)}") from error
-    except httpx.TransportError as error:
-        raise FleetUnreachable(address=url, reason=str(error) or type(error).__name__) from error
     except ValidationError as error:
         raise FleetUnreachable(address=url, reason="/v1/models is not OpenAI's list of models") from error
     if not entries:
