@@ -59,6 +59,7 @@ class PinnedThread:
             # no deadline: an idle lane
             while (job := self._jobs.get()) is not None:
                 job()
+                del job  # with what it holds, an executor with its pool and models: the lane may idle for long
 
 
 class PinnedThreads:

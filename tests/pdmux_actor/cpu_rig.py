@@ -1,5 +1,6 @@
 """Drives a TorchCpuExecutor with hand-made launches: gives rows of shuffled blocks, keeps the sequences' cursors."""
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,6 +56,8 @@ class CpuRig:
         if poisoned and executor is None:
             # All but the block that pads reads, which nobody can write.
             self.executor._storage.pool[:-1].fill_(NAN_BYTE)
+        if executor is None:  # else the threads of hundreds of tests would stay
+            weakref.finalize(self, self.executor.close).atexit = False
         self._free_blocks = np.random.default_rng(0).permutation(self.executor.total_blocks)
         self._batch_id = 0
         self.infos: dict[str, ModelInfo] = {}

@@ -3,6 +3,8 @@
 import os
 import sys
 import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -53,6 +55,24 @@ def test_pinned_thread__team_of_several__has_a_core_for_each_thread() -> None:
     thread.close()
 
     assert affinities == {(core,) for core in cores}
+
+
+def test_pinned_thread__idle__keeps_nothing_of_its_last_job() -> None:
+    class Pool:
+        pass
+
+    pool = Pool()
+    kept = weakref.ref(pool)
+    thread = PinnedThread("test-lane", available_cores()[:1])
+    thread.submit(lambda pool=pool: None)
+    del pool
+
+    deadline_s = time.monotonic() + DEADLINE_S
+    while kept() is not None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+    assert kept() is None
+    thread.close()
 
 
 def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
