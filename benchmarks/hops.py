@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import queue
+import shutil
 import socket
 import sys
 import tempfile
@@ -275,17 +276,18 @@ async def _trace(folder: Path, unit: Unit, tracer: HopTracer, num_tokens: int) -
 
 def _run(folder: Path, engines: EngineCalls, tracer: HopTracer, arguments: argparse.Namespace) -> None:
     """Ends the process: what runs in it ends with it only."""
+    code = 1
     try:
         served: queue.Queue[Unit] = queue.Queue()
         threading.Thread(target=lambda: asyncio.run(_serve_unit(folder, served)), name="unit", daemon=True).start()
         asyncio.run(_trace(folder, served.get(timeout=START_TIMEOUT_S), tracer, arguments.tokens))
         _report(tracer, arguments)
+        code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    finally:
-        sys.stdout.flush()
-    os._exit(0)
+    sys.stdout.flush()
+    shutil.rmtree(folder.parent)
+    os._exit(code)
 
 
 def _report(tracer: HopTracer, arguments: argparse.Namespace) -> None:
@@ -319,12 +321,11 @@ def main() -> None:
     asyncio.create_subprocess_exec = _process_stand_in(engines)
     threading.setprofile(tracer)
     sys.setprofile(tracer)
-    with tempfile.TemporaryDirectory(prefix="hops-") as scratch:
-        folder = Path(scratch) / MODEL
-        write_checkpoint(folder, (2, 64, 128, 4, 2, 16))
-        threading.Thread(target=_run, args=(folder, engines, tracer, arguments), daemon=True).start()
-        logging.basicConfig(level=logging.INFO)  # else the engine would send the gateway's lines to its actor
-        process.main(engines.get(timeout=START_TIMEOUT_S))
+    folder = Path(tempfile.mkdtemp(prefix="hops-")) / MODEL
+    write_checkpoint(folder, (2, 64, 128, 4, 2, 16))
+    threading.Thread(target=_run, args=(folder, engines, tracer, arguments), daemon=True).start()
+    logging.basicConfig(level=logging.INFO)  # else the engine would send the gateway's lines to its actor
+    process.main(engines.get(timeout=START_TIMEOUT_S))
 
 
 if __name__ == "__main__":
