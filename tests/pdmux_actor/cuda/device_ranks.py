@@ -3,7 +3,7 @@
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from cpu_rig import CpuRig
 from cuda_rig import BLOCK_BYTES, KV_POOL_BYTES, NUM_SMS, CpuLanes
+from patched_language import patched_language
 
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.ranks.following_cuda_runner import FollowingCudaRunner
@@ -56,11 +57,9 @@ def follow(connection: Connection, store: str) -> None:
         answer=lambda told: connection.send_bytes(msgspec.msgpack.encode(told)),
         on_failure=failed.set,
     )
-    while not failed.is_set():
-        try:
+    with patched_language(), suppress(EOFError):
+        while not failed.is_set():
             rank.take(msgspec.msgpack.decode(connection.recv_bytes(), type=ToRank))
-        except EOFError:
-            return
 
 
 class PipeLink:

@@ -12,6 +12,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Pat
 
 import torch
 from cuda_rig import Done, NoStream, make_cuda_rig
+from patched_language import patched_language
 
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.serving import process
@@ -44,4 +45,5 @@ def executor_on(device: LosingDevice) -> TorchCudaExecutor:
 if __name__ == "__main__":
     device = LosingDevice(int(sys.argv[1]))
     process.build_executor = lambda settings, known: executor_on(device)
-    process.main(sys.argv[2:])
+    with patched_language():
+        process.main(sys.argv[2:])
