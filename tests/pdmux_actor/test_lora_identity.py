@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cpu_rig import CpuRig, make_prompt, outputs
 from lora_adapters import OF_ATTENTION, SHAPES, PeftReference, write_adapters
+from measured_cpu import measured_cpu
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
@@ -127,7 +128,9 @@ def test_adapters__come_and_go_while_others_decode__match_peft(rig: CpuRig, fami
 @pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_engine__any_policy__second_turns_too__match_peft(family: Family, policy: str) -> None:
     """Twice the same prompts, so that prefixes are cached, each model's and adapter's own."""
-    executor = TorchCpuExecutor(kv_pool_bytes=16 << 20, block_bytes=4096, default_dtype="float32")
+    executor = TorchCpuExecutor(
+        kv_pool_bytes=16 << 20, block_bytes=4096, default_dtype="float32", device=measured_cpu()
+    )
     told: dict[str, list[int]] = {}
     waiting = {f"{turn}/{i}" for turn in range(2) for i in range(len(MEMBERS))}
 

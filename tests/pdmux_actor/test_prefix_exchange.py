@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from engine_rig import INFOS, TOTAL_BLOCKS
+from measured_cpu import measured_cpu
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
@@ -31,7 +32,9 @@ class RealEngine:
 
     def __init__(self, folder, settings, quota_tokens, block_bytes):
         self._events = queue.SimpleQueue()
-        executor = TorchCpuExecutor(kv_pool_bytes=64 << 20, block_bytes=block_bytes, default_dtype="float32")
+        executor = TorchCpuExecutor(
+            kv_pool_bytes=64 << 20, block_bytes=block_bytes, default_dtype="float32", device=measured_cpu()
+        )
         self.loop, self.inbox = build_engine(
             executor,
             policy="mux",

@@ -9,6 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 from json_schemas import SCHEMAS
+from measured_cpu import measured_cpu
 from tokenizers import Tokenizer
 
 from pdmux_actor.engine import build_engine
@@ -68,7 +69,9 @@ class Model:
         self.compiler = FormCompiler(texts, self.info.eos_token_ids, vocab_size=vocab_size)
 
     def _executor(self):
-        return TorchCpuExecutor(kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32")
+        return TorchCpuExecutor(
+            kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32", device=measured_cpu()
+        )
 
     def constraint(self, request):
         form = request.sampling.structured_output

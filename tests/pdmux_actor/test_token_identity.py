@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from measured_cpu import measured_cpu
 from transformers import AutoModelForCausalLM
 from transformers_greedy import greedy_tokens
 
@@ -52,7 +53,9 @@ def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, 
     """Answers all requests on a real engine; returns tokens by request and the last load report. Events go to the list
     `told`, too. `weights` are formats by model.
     """
-    executor = TorchCpuExecutor(kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32")
+    executor = TorchCpuExecutor(
+        kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32", device=measured_cpu()
+    )
     tokens = {r.request_id: [] for r in requests}
     ends = dict.fromkeys(tokens, 0)
     all_done = threading.Event()
