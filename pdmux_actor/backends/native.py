@@ -7,6 +7,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -20,24 +21,17 @@ from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.serving.commands import (
     AbortRequest,
     Answer,
+    Answered,
     Asleep,
     Call,
+    CallFailed,
     ChangePolicy,
     Command,
-    DecisionsRead,
     EngineSettings,
     KeepPrefixCommand,
-    LaunchNotTimed,
-    LaunchTimed,
     LoadModelCommand,
     LoadReported,
-    ModelFailed,
-    ModelLoaded,
     Notice,
-    PoolResized,
-    PrefixKept,
-    PrefixRead,
-    QuotasChanged,
     ReadDecisionsCommand,
     ReadPrefixCommand,
     RemoveModelCommand,
@@ -69,6 +63,8 @@ _MAX_LINE_BYTES = 16 * 1024
 _EXIT_TIMEOUT_S = 5.0
 _WATCH_PERIOD_S = 0.25
 _REPORTS_UNTIL_SUSPECT = 3  # that may be late or missing
+_ROWS: msgspec.msgpack.Decoder[PrefixRows | None] = msgspec.msgpack.Decoder(PrefixRows | None)
+ValueT = TypeVar("ValueT")
 
 
 class NativeEngine:
@@ -151,9 +147,7 @@ class NativeEngine:
 
     async def resize_pool(self, total_blocks: int) -> int:
         command = ResizePoolCommand(call=next(self._call_ids), total_blocks=total_blocks)
-        answer = await self._call(command, within_s=self._watch.settings.load_s)
-        assert isinstance(answer, PoolResized)
-        return answer.total_blocks
+        return _value(await self._call(command, within_s=self._watch.settings.load_s), int)
 
     async def add_model(self, assignment: ModelAssignment) -> int:
         self._reading.pop(assignment.model, None)
@@ -171,10 +165,9 @@ class NativeEngine:
             ),
             within_s=self._watch.settings.load_s,
         )
-        if isinstance(answer, ModelFailed):
+        if isinstance(answer, CallFailed):
             raise ModelLoadError(model=assignment.model, reason=answer.reason, remedy=answer.remedy)
-        assert isinstance(answer, ModelLoaded)
-        return answer.max_model_len
+        return _value(answer, int)
 
     def load_progress(self, model: str) -> LoadProgress | None:
         return self._reading.get(model)
@@ -189,8 +182,7 @@ class NativeEngine:
 
     async def set_quotas(self, quota_blocks: Mapping[str, int]) -> Mapping[str, int]:
         answer = await self._call(SetQuotasCommand(call=next(self._call_ids), quota_blocks=dict(quota_blocks)))
-        assert isinstance(answer, QuotasChanged)
-        return answer.max_model_lens
+        return _value(answer, dict[str, int])
 
     async def set_policy(self, policy: str) -> None:
         self._send(ChangePolicy(policy))
@@ -215,26 +207,22 @@ class NativeEngine:
         answer = await self._call(
             ReadDecisionsCommand(call=next(self._call_ids), last=last, request_ids=request_ids, within_s=within_s)
         )
-        assert isinstance(answer, DecisionsRead)
-        return answer.excerpt
+        return _value(answer, LogExcerpt)
 
     async def read_prefix(self, prompt: PromptStart, first_row: int) -> PrefixRows | None:
         answer = await self._call(ReadPrefixCommand(next(self._call_ids), prompt, first_row))
-        assert isinstance(answer, PrefixRead)
-        return answer.rows
+        assert isinstance(answer, Answered)
+        return _ROWS.decode(answer.value)
 
     async def keep_prefix(self, prompt: PromptStart, rows: PrefixRows | None) -> KeptRows:
-        answer = await self._call(KeepPrefixCommand(next(self._call_ids), prompt, rows))
-        assert isinstance(answer, PrefixKept)
-        return answer.kept
+        return _value(await self._call(KeepPrefixCommand(next(self._call_ids), prompt, rows)), KeptRows)
 
     async def time_launch(self, model: str, launch: LaunchShape, beside: LaunchShape | None) -> float:
         """Times one launch of an engine that runs SGLang and has no request. Raises LaunchFailed."""
         answer = await self._call(TimeLaunch(next(self._call_ids), launch, beside))
-        if isinstance(answer, LaunchNotTimed):
+        if isinstance(answer, CallFailed):
             raise LaunchFailed(model=model, reason=answer.reason)
-        assert isinstance(answer, LaunchTimed)
-        return answer.seconds
+        return _value(answer, float)
 
     def is_alive(self) -> bool:
         return self._process is not None and self._death is None and not self._stopping
@@ -388,3 +376,8 @@ class NativeEngine:
         if self._process.returncode is None:
             self._process.kill()
         await asyncio.wait(self._tasks, timeout=_EXIT_TIMEOUT_S)  # not for a process that the kernel does not let go
+
+
+def _value(answer: Answer, kind: type[ValueT]) -> ValueT:
+    assert isinstance(answer, Answered)
+    return msgspec.msgpack.decode(answer.value, type=kind)

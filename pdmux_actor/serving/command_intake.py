@@ -26,15 +26,11 @@ from pdmux_actor.scheduling.events import (
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
     AbortRequest,
+    CallFailed,
     ChangePolicy,
     Command,
-    DecisionsRead,
     KeepPrefixCommand,
-    LaunchNotTimed,
     LoadModelCommand,
-    PrefixKept,
-    PrefixRead,
-    QuotasChanged,
     ReadDecisionsCommand,
     ReadPrefixCommand,
     RemoveModelCommand,
@@ -43,6 +39,7 @@ from pdmux_actor.serving.commands import (
     Shutdown,
     Submit,
     TimeLaunch,
+    answered,
 )
 from pdmux_actor.serving.frames import FrameReader
 from pdmux_actor.serving.loaded_models import LoadedModels
@@ -106,7 +103,7 @@ class CommandIntake:
                 self._loaded_models.order(command)
             case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
                 self._inbox.put(SetQuotas(quota_blocks))
-                self._sender.send(QuotasChanged(call, self._loaded_models.max_model_lens(quota_blocks)))
+                self._sender.send(answered(call, self._loaded_models.max_model_lens(quota_blocks)))
             case ChangePolicy(policy=policy) if policy in POLICIES:
                 self._inbox.put(SetPolicy(policy))
             case ChangePolicy(policy=policy):
@@ -115,26 +112,23 @@ class CommandIntake:
                 last = max(0, min(last, MAX_DECISIONS))
                 self._inbox.put(ReadDecisions(last, partial(self._tell_decisions, command)))
             case ReadPrefixCommand(prompt=prompt, first_row=first_row):
-                self._inbox.put(ReadPrefix(prompt, first_row, MOST_KV_BYTES, partial(self._tell_rows, command.call)))
+                self._inbox.put(ReadPrefix(prompt, first_row, MOST_KV_BYTES, partial(self._tell, command.call)))
             case KeepPrefixCommand(prompt=prompt, rows=rows):
-                self._inbox.put(KeepPrefix(prompt, rows, partial(self._tell_kept, command.call)))
+                self._inbox.put(KeepPrefix(prompt, rows, partial(self._tell, command.call)))
             case TimeLaunch(call=call):
-                self._sender.send(LaunchNotTimed(call, "this engine does not run SGLang"))
+                self._sender.send(CallFailed(call, "this engine does not run SGLang"))
             case Shutdown():
                 self._inbox.put(Stop())
 
-    def _tell_rows(self, call: int, rows: PrefixRows | None) -> None:
-        self._sender.send(PrefixRead(call, rows))
-
-    def _tell_kept(self, call: int, kept: KeptRows) -> None:
-        self._sender.send(PrefixKept(call, kept))
+    def _tell(self, call: int, found: PrefixRows | KeptRows | None) -> None:
+        self._sender.send(answered(call, found))
 
     def _tell_decisions(self, command: ReadDecisionsCommand, now_s: float, decisions: Sequence[Decision]) -> None:
         if command.request_ids:
             told = _of_requests(decisions, frozenset(command.request_ids), since_s=now_s - command.within_s)
         else:
             told = tuple([_with_few_ids(decision) for decision in decisions])
-        self._sender.send(DecisionsRead(command.call, LogExcerpt(now_s=now_s, unix_s=time.time(), decisions=told)))
+        self._sender.send(answered(command.call, LogExcerpt(now_s=now_s, unix_s=time.time(), decisions=told)))
 
 
 def _of_requests(decisions: Sequence[Decision], wanted: Set[str], *, since_s: float) -> tuple[Decision, ...]:

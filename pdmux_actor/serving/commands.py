@@ -4,10 +4,9 @@ import msgspec
 
 from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.backends.sglang.options import SglangOptions
-from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
+from pdmux_actor.kv.prefix_kv import PrefixRows, PromptStart
 from pdmux_actor.lease import SleepingWeights
 from pdmux_actor.messages import IDLE_REPORT_EVERY_S, GenerateRequest, LoadReport, TokenEvent
-from pdmux_actor.scheduling.decision_log import LogExcerpt
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.probe import LaunchShape
 from profiler.specs import DeviceSpec
@@ -50,8 +49,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ResizePoolCommand(msgspec.Struct, frozen=True, tag="resize_pool"):
-    """Answered by PoolResized, behind loads and removals that were asked for before. A pool that a model is in keeps
-    its size.
+    """Answered with how many blocks there are, behind loads and removals that were asked for before. A pool that a
+    model is in keeps its size.
     """
 
     call: int
@@ -59,9 +58,9 @@ class ResizePoolCommand(msgspec.Struct, frozen=True, tag="resize_pool"):
 
 
 class LoadModelCommand(msgspec.Struct, frozen=True, tag="load_model"):
-    """Answered by ModelLoaded or ModelFailed with the same `call`. A model that sleeps is woken, if these are its
-    weights and their files have not changed; else it is read anew. With `base` it is an adapter of that model, which
-    was loaded before.
+    """Answered with the tokens of its longest sequence, or by CallFailed. A model that sleeps is woken, if these are
+    its weights and their files have not changed; else it is read anew. With `base` it is an adapter of that model,
+    which was loaded before.
     """
 
     call: int
@@ -76,7 +75,7 @@ class LoadModelCommand(msgspec.Struct, frozen=True, tag="load_model"):
 
 
 class RemoveModelCommand(msgspec.Struct, frozen=True, tag="remove_model"):
-    """Answered by ModelRemoved when the weights are gone: with `sleep` into host memory if that holds them, else for
+    """Answered with None when the weights are gone: with `sleep` into host memory if that holds them, else for
     good. Of a model that sleeps, its host memory goes. A model's adapters go with it.
     """
 
@@ -94,7 +93,7 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class SetQuotasCommand(msgspec.Struct, frozen=True, tag="quotas"):
-    """Answered by QuotasChanged."""
+    """Answered with the tokens of the longest sequence, by model."""
 
     call: int
     quota_blocks: dict[str, int]
@@ -105,7 +104,7 @@ class ChangePolicy(msgspec.Struct, frozen=True, tag="policy"):
 
 
 class ReadDecisionsCommand(msgspec.Struct, frozen=True, tag="read_decisions"):
-    """Answered by DecisionsRead with the newest `last` decisions; where `request_ids` are named, with those among them
+    """Answered with a LogExcerpt of the newest `last` decisions; where `request_ids` are named, with those among them
     of the last `within_s` seconds that worked on one of these, and no other ids in them.
     """
 
@@ -116,8 +115,8 @@ class ReadDecisionsCommand(msgspec.Struct, frozen=True, tag="read_decisions"):
 
 
 class TimeLaunch(msgspec.Struct, frozen=True, tag="time_launch"):
-    """Asks for the time of a launch, of an engine that serves nobody and is of a kind that runs SGLang. Answered by
-    LaunchTimed or LaunchNotTimed.
+    """Asks for the time of a launch, of an engine that serves nobody and is of a kind that runs SGLang. Answered with
+    its seconds, or by CallFailed.
     """
 
     call: int
@@ -126,7 +125,9 @@ class TimeLaunch(msgspec.Struct, frozen=True, tag="time_launch"):
 
 
 class ReadPrefixCommand(msgspec.Struct, frozen=True, tag="read_prefix"):
-    """Answered by PrefixRead with KV of a prompt from `first_row` on, as much as one message should have."""
+    """Answered with PrefixRows of a prompt from `first_row` on, as many as one message should have. None: no such row
+    is cached, or this engine gives none away.
+    """
 
     call: int
     prompt: PromptStart
@@ -134,7 +135,7 @@ class ReadPrefixCommand(msgspec.Struct, frozen=True, tag="read_prefix"):
 
 
 class KeepPrefixCommand(msgspec.Struct, frozen=True, tag="keep_prefix"):
-    """Answered by PrefixKept when `rows` are in the prefix cache, as far as there is room for them. None asks what is
+    """Answered with KeptRows when `rows` are in the prefix cache, as far as there is room for them. None asks what is
     there.
     """
 
@@ -161,18 +162,6 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     sizes_pool: bool = False
 
 
-class PoolResized(msgspec.Struct, frozen=True, tag="pool_resized"):
-    """`total_blocks`: how many there are."""
-
-    call: int
-    total_blocks: int
-
-
-class ModelLoaded(msgspec.Struct, frozen=True, tag="model_loaded"):
-    call: int
-    max_model_len: int
-
-
 class WeightsRead(msgspec.Struct, frozen=True, tag="weights_read"):
     """Told a few times a second while a model's weights are read."""
 
@@ -181,52 +170,27 @@ class WeightsRead(msgspec.Struct, frozen=True, tag="weights_read"):
     total_bytes: int
 
 
-class ModelFailed(msgspec.Struct, frozen=True, tag="model_failed"):
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """`value` is of the type that the command says."""
+
+    call: int
+    value: msgspec.Raw
+
+
+class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     call: int
     reason: str
-    remedy: str
+    remedy: str = ""
 
 
-class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
-    call: int
+def answered(call: int, value: object) -> Answered:
+    return Answered(call, msgspec.Raw(msgspec.msgpack.encode(value)))
 
 
 class Asleep(msgspec.Struct, frozen=True, tag="asleep"):
     """All models that sleep from now on. Told before the answer to what changed it."""
 
     models: tuple[SleepingWeights, ...]
-
-
-class QuotasChanged(msgspec.Struct, frozen=True, tag="quotas_changed"):
-    call: int
-    max_model_lens: dict[str, int]
-
-
-class DecisionsRead(msgspec.Struct, frozen=True, tag="decisions_read"):
-    call: int
-    excerpt: LogExcerpt
-
-
-class LaunchTimed(msgspec.Struct, frozen=True, tag="launch_timed"):
-    call: int
-    seconds: float
-
-
-class LaunchNotTimed(msgspec.Struct, frozen=True, tag="launch_not_timed"):
-    call: int
-    reason: str
-
-
-class PrefixRead(msgspec.Struct, frozen=True, tag="prefix_read"):
-    """None: no such row is cached, or this engine gives none away."""
-
-    call: int
-    rows: PrefixRows | None
-
-
-class PrefixKept(msgspec.Struct, frozen=True, tag="prefix_kept"):
-    call: int
-    kept: KeptRows
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
@@ -251,16 +215,5 @@ Call = (
 )
 """Commands that are answered."""
 Command = Call | Submit | AbortRequest | ChangePolicy | Shutdown
-Answer = (
-    PoolResized
-    | ModelLoaded
-    | ModelFailed
-    | ModelRemoved
-    | QuotasChanged
-    | DecisionsRead
-    | PrefixRead
-    | PrefixKept
-    | LaunchTimed
-    | LaunchNotTimed
-)
+Answer = Answered | CallFailed
 Notice = Answer | Started | WeightsRead | Asleep | Tokens | LoadReported

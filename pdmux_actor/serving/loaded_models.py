@@ -13,13 +13,11 @@ from pdmux_actor.model_info import ModelInfo, ModelSource, longest_sequence_toke
 from pdmux_actor.scheduling.events import AttachAdapter, AttachModel, RemoveModel, ResizePool
 from pdmux_actor.serving.commands import (
     Asleep,
+    CallFailed,
     LoadModelCommand,
-    ModelFailed,
-    ModelLoaded,
-    ModelRemoved,
-    PoolResized,
     RemoveModelCommand,
     ResizePoolCommand,
+    answered,
 )
 from pdmux_actor.serving.notice_sender import NoticeSender, ReadProgress
 from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
@@ -90,19 +88,19 @@ class LoadedModels:
         if not self._attached:
             self._total_blocks = self._executor.resize_pool(command.total_blocks)
             self._inbox.put(ResizePool(self._total_blocks))
-        self._sender.send(PoolResized(command.call, self._total_blocks))
+        self._sender.send(answered(command.call, self._total_blocks))
 
     def _load(self, command: LoadModelCommand) -> None:
         origin = Origin.of(command)
         try:
             info = self._fetch(command, origin)
         except ModelLoadError as error:
-            self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
+            self._sender.send(CallFailed(command.call, error.reason, error.remedy))
         except Exception as error:
             # The process serves other models: whatever a checkpoint makes a library raise fails this model only.
             logger.exception("loading a model failed", extra={"model": command.model})
             reason = f"{type(error).__name__}: {error}"
-            self._sender.send(ModelFailed(command.call, reason, "the unit's log has the traceback"))
+            self._sender.send(CallFailed(command.call, reason, "the unit's log has the traceback"))
         else:
             self._attached[command.model], self._origins[command.model] = info, origin
             self._on_loaded(command, info)
@@ -113,7 +111,7 @@ class LoadedModels:
                 self._bases[command.model] = command.base
                 self._inbox.put(AttachAdapter(command.model, command.base, command.quota_blocks))
             self._tell_sleepers()
-            self._sender.send(ModelLoaded(command.call, self._longest(info, self._bases)))
+            self._sender.send(answered(command.call, self._longest(info, self._bases)))
 
     def _fetch(self, command: LoadModelCommand, origin: Origin) -> ModelInfo:
         if command.base is not None:
@@ -162,7 +160,7 @@ class LoadedModels:
         elif not command.sleep:
             self._sleepers.forget(command.model)
         self._tell_sleepers()
-        self._sender.send(ModelRemoved(command.call))
+        self._sender.send(answered(command.call, None))
 
     def _take_out(self, model: str) -> None:
         """Returns when the engine has let it go."""

@@ -27,22 +27,13 @@ from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
     AbortRequest,
     Asleep,
+    CallFailed,
     ChangePolicy,
     Command,
-    DecisionsRead,
     EngineSettings,
     KeepPrefixCommand,
-    LaunchNotTimed,
-    LaunchTimed,
     LoadModelCommand,
     LoadReported,
-    ModelFailed,
-    ModelLoaded,
-    ModelRemoved,
-    PoolResized,
-    PrefixKept,
-    PrefixRead,
-    QuotasChanged,
     ReadDecisionsCommand,
     ReadPrefixCommand,
     RemoveModelCommand,
@@ -50,6 +41,7 @@ from pdmux_actor.serving.commands import (
     SetQuotasCommand,
     Submit,
     TimeLaunch,
+    answered,
 )
 from pdmux_actor.serving.notice_sender import NoticeSender
 from profiler.specs import DeviceSpec
@@ -109,15 +101,15 @@ class SglangHost:
             case ResizePoolCommand():
                 self._spawn(self._resize(command))
             case SetQuotasCommand(call=call, quota_blocks=quota_blocks):
-                self._sender.send(QuotasChanged(call, self._set_quotas(quota_blocks)))
+                self._sender.send(answered(call, self._set_quotas(quota_blocks)))
             case ChangePolicy(policy=policy):
                 self._set_policy(policy)
             case ReadDecisionsCommand(call=call, last=last):
                 self._spawn(self._tell_decisions(call, last))
             case ReadPrefixCommand(call=call):
-                self._sender.send(PrefixRead(call, None))
+                self._sender.send(answered(call, None))
             case KeepPrefixCommand(call=call):
-                self._sender.send(PrefixKept(call, NOTHING_KEPT))
+                self._sender.send(answered(call, NOTHING_KEPT))
             case TimeLaunch():
                 self._spawn(self._time_launch(command))
             case _:
@@ -131,12 +123,12 @@ class SglangHost:
                 launch = await self._wake(command) or await self._start(command)
         except ModelLoadError as error:
             self._tell_sleeper()
-            self._sender.send(ModelFailed(command.call, error.reason, error.remedy))
+            self._sender.send(CallFailed(command.call, error.reason, error.remedy))
             return
         self._launch, self._command, self._quota_blocks = launch, command, command.quota_blocks
         self._tell_sleeper()
         self._streams.open(self._engine, launch, command.quota_blocks)
-        self._sender.send(ModelLoaded(command.call, launch.max_len(command.quota_blocks)))
+        self._sender.send(answered(command.call, launch.max_len(command.quota_blocks)))
 
     async def _resize(self, command: ResizePoolCommand) -> None:
         """Of the engine that is started next: one that sleeps goes, its pool has another size."""
@@ -146,7 +138,7 @@ class SglangHost:
                 self._asleep = None
                 await self._stop_engine()
                 self._tell_sleeper()
-        self._sender.send(PoolResized(command.call, self._pool_bytes // self._settings.block_bytes))
+        self._sender.send(answered(command.call, self._pool_bytes // self._settings.block_bytes))
 
     async def _wake(self, command: LoadModelCommand) -> Launch | None:
         """None: what sleeps here, if anything does, is not the model asked for. It is gone then."""
@@ -228,7 +220,7 @@ class SglangHost:
                 self._asleep = None
                 await self._stop_engine()
             self._tell_sleeper()
-        self._sender.send(ModelRemoved(command.call))
+        self._sender.send(answered(command.call, None))
 
     def _has_room(self, launch: Launch) -> bool:
         return self._settings.sglang.sleep and launch.info.spec.weight_bytes <= self._host_bytes
@@ -286,9 +278,7 @@ class SglangHost:
         told = DecisionsTold(call, 0.0, ())
         if self._launch is not None:
             told = await self._line.decisions(max(0, last))
-        self._sender.send(
-            DecisionsRead(call, LogExcerpt(now_s=told.now_s, unix_s=time.time(), decisions=told.decisions))
-        )
+        self._sender.send(answered(call, LogExcerpt(now_s=told.now_s, unix_s=time.time(), decisions=told.decisions)))
 
     async def _time_launch(self, command: TimeLaunch) -> None:
         launch, beside = msgspec.to_builtins((command.launch, command.beside))
@@ -300,9 +290,9 @@ class SglangHost:
         try:
             seconds = await self._line.launch_s(ask)
         except AssertionError as error:  # how SGLang says that an RPC failed
-            self._sender.send(LaunchNotTimed(command.call, str(error)))
+            self._sender.send(CallFailed(command.call, str(error)))
         else:
-            self._sender.send(LaunchTimed(command.call, seconds))
+            self._sender.send(answered(command.call, seconds))
 
     def _on_load(self, load: PluginLoad) -> None:
         self._watch.note(load)

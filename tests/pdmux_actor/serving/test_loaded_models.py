@@ -8,12 +8,12 @@ from pdmux_actor.errors import ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
 from pdmux_actor.scheduling.events import AttachModel, RemoveModel
 from pdmux_actor.serving.commands import (
+    Answered,
     Asleep,
+    CallFailed,
     LoadModelCommand,
-    ModelFailed,
-    ModelLoaded,
-    ModelRemoved,
     RemoveModelCommand,
+    answered,
 )
 from pdmux_actor.serving.loaded_models import LoadedModels
 from profiler.gpus.h100 import DEVICE as H100
@@ -61,7 +61,7 @@ def make_loaded_models(checkpoint):
             """All that is told until its answer."""
             loaded_models.order(command)
             told = [sent.get(timeout=60)]
-            while not isinstance(told[-1], ModelLoaded | ModelFailed | ModelRemoved):
+            while not isinstance(told[-1], Answered | CallFailed):
                 told.append(sent.get(timeout=60))
             return told
 
@@ -79,7 +79,7 @@ def test_loaded_models__sleepers_in_the_memory_that_a_model_needs__give_way(make
     told = load("b")
 
     assert told[0] == Asleep(())
-    assert isinstance(told[1], ModelLoaded)
+    assert isinstance(told[1], Answered)
 
 
 def test_loaded_models__sleepers_in_another_memory__stay_and_wake(make_loaded_models):
@@ -88,10 +88,10 @@ def test_loaded_models__sleepers_in_another_memory__stay_and_wake(make_loaded_mo
     order(RemoveModelCommand(2, "a", sleep=True))
 
     (failed,) = load("b")
-    assert isinstance(failed, ModelFailed)
+    assert isinstance(failed, CallFailed)
     woken = load("a")
     assert woken[0] == Asleep(())
-    assert isinstance(woken[1], ModelLoaded)
+    assert isinstance(woken[1], Answered)
 
 
 def test_loaded_models__removal_of_a_sleeper__frees_its_host_memory(make_loaded_models):
@@ -99,4 +99,4 @@ def test_loaded_models__removal_of_a_sleeper__frees_its_host_memory(make_loaded_
     load("a")
     order(RemoveModelCommand(2, "a", sleep=True))
 
-    assert order(RemoveModelCommand(3, "a")) == [Asleep(()), ModelRemoved(3)]
+    assert order(RemoveModelCommand(3, "a")) == [Asleep(()), answered(3, None)]
