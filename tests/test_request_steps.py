@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_FILES = {"to the wire": 41, "to the engine's inbox": 50, "to the last token": 83, "one decide": 25}
+MOST_FILES = {"to the wire": 35, "to the engine's inbox": 44, "to the last token": 77, "one decide": 24}
 
 
 @pytest.fixture(scope="module")
