@@ -1,5 +1,5 @@
-"""What a decision looks at: the whole unit, and since when a lane idles although it could work; or, in a stretch of
-decode with nothing else to do, only how that goes on.
+"""Looks at a unit before it decides: at all of it, and since when a lane idles although it could work; or, in a stretch
+of decode with nothing else to do, only at how that goes on.
 
 From one decode of a model's whole batch to the next nothing has changed but that its sequences have a token more, as
 long as no event came, none of them ended, and nothing waits, is being prefilled or is held back. Queues, lanes and
