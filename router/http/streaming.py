@@ -96,19 +96,15 @@ class EventStream(Response):
             await asyncio.wait((sender, left, keeper), return_when=asyncio.FIRST_COMPLETED)
             if not sender.done():  # the client left, or reads nothing
                 raise ClientDisconnected
-            sender.result()
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)  # nothing may follow the end
+            await send({"type": "http.response.body", "body": sender.result(), "more_body": False})
         finally:
             for task in (sender, keeper, left):
                 task.cancel()
             await asyncio.gather(sender, keeper, left, return_exceptions=True)
 
-    async def _send_events(self, send: Send) -> None:
-        last = await self._send_all_but_last(send)
-        self._last_sent_s = asyncio.get_running_loop().time()
-        self._is_sending = True  # and stays so: nothing may follow the end
-        await send({"type": "http.response.body", "body": last, "more_body": False})
-
-    async def _send_all_but_last(self, send: Send) -> bytes:
+    async def _send_events(self, send: Send) -> bytes:
         """Returns what comes last."""
         loop = asyncio.get_running_loop()
         async with aclosing(self._events) as events:
