@@ -8,9 +8,9 @@ from profiler.nano_batches import overlapped_step_s
 from profiler.operator_costs import OperatorCosts, operator_costs
 from profiler.specs import DeviceSpec, ModelSpec
 
-# Then all are forgotten: at the most some 20 MB a model, if it runs on each of 132 shares. Decode batches come again
+# Then all are forgotten: at the most some 4 MB a model, if it runs on each of 132 shares. Decode batches come again
 # and again and are few; prompts' token counts hardly do.
-_REMEMBERED_PASSES = 1024  # of a model on one share, by tokens and sampled rows
+_REMEMBERED_PASSES = 256  # of a model on one share, by tokens and sampled rows
 _REMEMBERED_LINES = 4096  # of all models, by batch size
 
 

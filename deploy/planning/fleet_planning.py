@@ -28,6 +28,7 @@ from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
 from placement.unit_role import UnitRole
 from profiler.native_refusal import NativeDevice
+from profiler.specs import ModelSpec
 
 _ROOM_TO_SPARE = 1.25  # times the demand: what units keep that are said to be enough for it
 
@@ -174,9 +175,12 @@ def _fleet_solver(fleet: FleetFile, estimator: Estimator, is_time_up: IsTimeUp) 
 
 
 def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
+    """Models of one shape have one spec: latency models remember what they have worked out by its identity."""
+    known: dict[ModelSpec, ModelSpec] = {}
     for settings in with_adapters_folded(fleet.models):
         dtype = settings.dtype or fleet.engine.dtype
-        spec = read_model_spec(settings.id, settings.source, settings.revision, dtype, settings.weights)
+        read = read_model_spec(settings.id, settings.source, settings.revision, dtype, settings.weights)
+        spec = known.setdefault(read, read)
         adapters = bytes_of_adapters(spec, adapters_of(fleet.models, settings.id))
         catalogued = CatalogModel(settings=settings, dtype=dtype, created_s=0, spec=spec, adapters_bytes=adapters)
         model = catalogued.placement()

@@ -1,6 +1,5 @@
 """Keeps account of who owns which token block. Pure bookkeeping: ids, no tensors."""
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.kv.idle_rows import IdleRows
 from pdmux_actor.kv.prefix_cache import PrefixCache, PrefixHash, PrefixMatch
 
 Blocks = npt.NDArray[np.int64]
@@ -126,7 +126,7 @@ class BlockPool:
         self._free = self._named() if names_blocks else None
         self._num_free = total_blocks
         self._models: dict[str, _ModelRows] = {}
-        self._idle: OrderedDict[tuple[str, int], None] = OrderedDict()  # cached rows, least recently used first
+        self._idle = IdleRows()
         self._cached_blocks = 0
         self._claims: Mapping[str, int] = {}
 
@@ -156,12 +156,14 @@ class BlockPool:
         names = None if self._free is None else geometry.blocks_per_row // self._num_ranks
         rows = _ModelRows(geometry, max_rows, quota_blocks, names_per_row=names)
         self._models[model] = rows
+        self._idle.add_model(model, max_rows)
         return rows.table
 
     def remove_model(self, model: str) -> None:
         assert not self._models[model].references, f"{model} still holds rows"
-        for key in [key for key in self._idle if key[0] == model]:
-            self._evict(key)
+        for row in list(self._idle.of(model)):
+            self._evict(model, row)
+        self._idle.remove_model(model)
         del self._models[model]
         self._undo_transfers()
 
@@ -246,7 +248,7 @@ class BlockPool:
         rows = self._models[model]
         num_blocks = count * rows.blocks_per_row
         while self._num_free < num_blocks:
-            self._evict(next(iter(self._idle)))
+            self._evict(*self._idle.oldest())
         row_ids = rows.free_rows[len(rows.free_rows) - count :]
         del rows.free_rows[len(rows.free_rows) - count :]
         self._num_free -= num_blocks
@@ -271,7 +273,7 @@ class BlockPool:
             if row in rows.references:
                 rows.references[row] += 1
             else:
-                del self._idle[model, row]
+                self._idle.remove(model, row)
                 rows.num_cached -= 1
                 self._cached_blocks -= rows.blocks_per_row
                 rows.references[row] = 1
@@ -295,7 +297,7 @@ class BlockPool:
                 continue
             del rows.references[row]
             if rows.cache.holds(row):
-                self._idle[model, row] = None
+                self._idle.add(model, row)
                 rows.num_cached += 1
                 self._cached_blocks += rows.blocks_per_row
             else:
@@ -321,7 +323,7 @@ class BlockPool:
         used = sum(rows.used_blocks for rows in self._models.values())
         assert self._num_free + used + self._cached_blocks == self.total_blocks, "the books do not balance"
         for model, rows in self._models.items():
-            idle = {row for name, row in self._idle if name == model}
+            idle = set(self._idle.of(model))
             assert rows.num_cached == len(idle), f"cached rows of {model} are miscounted"
             states = (set(rows.free_rows), set(rows.references), idle)
             max_rows = self.total_blocks // rows.blocks_per_row
@@ -332,9 +334,8 @@ class BlockPool:
         for rows in self._models.values():
             rows.quota_blocks = rows.leased_blocks
 
-    def _evict(self, key: tuple[str, int]) -> None:
-        del self._idle[key]
-        model, row = key
+    def _evict(self, model: str, row: int) -> None:
+        self._idle.remove(model, row)
         rows = self._models[model]
         rows.cache.forget(row)
         rows.num_cached -= 1

@@ -22,7 +22,7 @@ _ALONE, _IN_COMPANY = 0.1, 0.9  # share of its time beside the other lane, for a
 PREFILL, PREFILL_BESIDE, DECODE, MIXED = "prefill", "prefill beside decode", "decode", "mixed"
 DECODE_BESIDE = "decode beside decodes"  # measured / what sharing the bandwidth makes of the expectation alone
 STEADY_SPREAD = 1 / 0.95  # of fused steps, at worst, before some were seen, and on a machine that is steady
-_REMEMBERED_PREFILLS = 1024  # on a share: some 0.3 MB a unit, of which a simulated fleet has hundreds
+_REMEMBERED_PREFILLS = 256  # on a share: some 40 KB a unit, of which a simulated fleet has hundreds
 # Whose factor stands in, in this order, until a phase has been seen.
 _STAND_INS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
