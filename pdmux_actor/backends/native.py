@@ -76,13 +76,24 @@ class NativeEngine:
     """
 
     def __init__(
-        self, settings: EngineSettings, *, start_timeout_s: float = 120.0, watch: WatchSettings | None = None
+        self,
+        settings: EngineSettings,
+        *,
+        start_timeout_s: float = 120.0,
+        watch: WatchSettings | None = None,
+        run_by: str | None = None,
     ) -> None:
+        """`run_by` is a program of ours that runs the engine's, given its name and arguments, with compiled modules:
+        only if the backend has the kind among its `compiled_kinds`.
+        """
         watch = watch or WatchSettings()
         idle_report_s = min(settings.idle_report_s, watch.suspect_s / _REPORTS_UNTIL_SUSPECT)
         self._settings = msgspec.structs.replace(settings, idle_report_s=idle_report_s)
         self._start_timeout_s = start_timeout_s
         self._backend = BY_KIND[settings.kind]
+        self._command = own_program(self._backend.program)
+        if run_by is not None and settings.kind in self._backend.compiled_kinds:
+            self._command = (*own_program(run_by), self._backend.program)
         self._watch = EngineWatch(watch)
         self._watching: asyncio.Task[None] | None = None
         self._hang: str | None = None
@@ -110,7 +121,7 @@ class NativeEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *own_program(self._backend.program),
+                *self._command,
                 str(theirs.fileno()),
                 msgspec.json.encode(self._settings).decode(),
                 pass_fds=[theirs.fileno()],

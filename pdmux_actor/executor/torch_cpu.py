@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import psutil
-from msgspec.structs import replace
 
 from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.compiled_layers import CompiledLayers
@@ -21,7 +20,7 @@ from pdmux_actor.executor.kv_storage import KvStorage, KvView
 from pdmux_actor.executor.lanes import Job, LaneThread, PinnedThread, PinnedThreads, available_cores
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
-from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, lone_runner
+from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, Produced, lone_runner
 from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
@@ -220,22 +219,26 @@ class TorchCpuExecutor:
             self._threads.close()
 
     def _execute(self, runner: ModelRunner, launch: ComputeLaunch) -> None:
-        started_s = self.now()
-        completion = LaunchCompletion(launch=launch, started_s=started_s, finished_s=started_s)
+        started_s, produced = self.now(), Produced()
+        error: str | None = None
         try:
             produced = runner.run(launch)
-            completion = replace(
-                completion,
+        except Exception as failure:
+            # The lane serves other models and sequences: a failed launch fails its own sequences only.
+            _LOG.exception("a launch of model %s failed", launch.model)
+            error = f"{type(failure).__name__}: {failure}"
+        self._completions.put(
+            LaunchCompletion(
+                launch=launch,
+                started_s=started_s,
+                finished_s=self.now(),
                 tokens=produced.tokens,
+                error=error,
                 sequence_errors=produced.errors,
                 prompt_logprobs=produced.prompt_logprobs,
                 embeddings=produced.embeddings,
             )
-        except Exception as error:
-            # The lane serves other models and sequences: a failed launch fails its own sequences only.
-            _LOG.exception("a launch of model %s failed", launch.model)
-            completion = replace(completion, error=f"{type(error).__name__}: {error}")
-        self._completions.put(replace(completion, finished_s=self.now()))
+        )
 
     def _runner(self, launch: ComputeLaunch) -> ModelRunner:
         """Each lane has its own: what a launch computes in is its lane's until it has ended."""

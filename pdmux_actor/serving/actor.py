@@ -81,10 +81,14 @@ class PdmuxActor:
     """Serves one unit as a replica of `serve.deployment`. Keeps its last lease while the control loop is away."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: dict[str, Any], unit_id: str | None = None, trace: TraceSteps | None = None
+        self,
+        settings: dict[str, Any],
+        unit_id: str | None = None,
+        trace: TraceSteps | None = None,
+        engine_run_by: str | None = None,
     ) -> None:
-        """`settings` is ActorSettings as plain data. `trace` None: no request's steps are traced. Raises
-        EngineStartFailed, which fails the deployment visibly.
+        """`settings` is ActorSettings as plain data. `trace` None: no request's steps are traced. `engine_run_by`: see
+        NativeEngine. Raises EngineStartFailed, which fails the deployment visibly.
         """
         self._settings = msgspec.convert(settings, ActorSettings)
         context, kind = ray.get_runtime_context(), self._settings.engine.kind
@@ -93,6 +97,7 @@ class PdmuxActor:
                 self._settings.engine,
                 start_timeout_s=self._settings.start_timeout_s,
                 watch=self._settings.watch,
+                run_by=engine_run_by,
             ),
             unit_id=unit_id or new_unit_id(self._settings.pool),
             node=context.get_node_id(),

@@ -1,19 +1,32 @@
 """What was compiled runs where it is asked for, and decides to the byte what Python does."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from small_experiment import SMALL
 
 from deploy.compilation import module_compiler
 from deploy.compilation.compiled_finder import CompiledFinder
-from deploy.compilation.compiled_modules import compiled_folder, compiled_sources, package_sources, sources_folder
+from deploy.compilation.compiled_modules import (
+    LIBRARY,
+    compiled_folder,
+    compiled_sources,
+    package_sources,
+    sources_folder,
+)
 from deploy.errors import NotCompiled
+from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
+from pdmux_actor.serving.commands import EngineSettings
 
 COMPARE = """
 from deploy.compilation.compiled_finder import prefer_compiled_modules
@@ -106,6 +119,50 @@ def test_compare__in_processes_of_their_own__runs_what_is_compiled_and_finds_wha
     assert python_file.endswith(".py")
     assert compiled == python
     assert len(compiled) == 2
+
+
+async def said_by_engine(checkpoints: Mapping[str, Path], run_by: str | None) -> tuple[bool, dict[str, list[int]]]:
+    """Whether the engine's process has loaded what is compiled, and the tokens of requests that it serves together."""
+    slo = Slo(ttft_s=5.0, tbt_s=1.0)
+    settings = EngineSettings(kind="torch_cpu", kv_pool_bytes=64 * 1024 * 1024, num_cores=2, dtype="float32")
+    engine = NativeEngine(settings, run_by=run_by)
+    await engine.start()
+    try:
+        for model, folder in checkpoints.items():
+            await engine.add_model(ModelAssignment(model=model, quota_blocks=1000, source=str(folder), slo=slo))
+        asked = [(f"{model} {i}", model, i) for model in checkpoints for i in range(3)]
+        for request_id, model, i in asked:
+            sampling = SamplingParams(max_tokens=6 + i, temperature=0.0, ignore_eos=True, logprobs=1 if i else None)
+            prompt = tuple(range(5, 25 + 30 * i))
+            engine.submit(
+                GenerateRequest(request_id=request_id, model=model, prompt_token_ids=prompt, sampling=sampling, slo=slo)
+            )
+        said: dict[str, list[int]] = {request_id: [] for request_id, _, _ in asked}
+        ended: set[str] = set()
+        async with asyncio.timeout(120):
+            async for events in engine.events():
+                for event in events:
+                    assert event.error is None, event.error
+                    said[event.request_id] += [token.token_id for token in event.tokens]
+                    ended |= {event.request_id} if event.finish is not None else set()
+                if len(ended) == len(said):
+                    break
+        libraries = {Path(loaded.path).name for loaded in psutil.Process(engine.pid).memory_maps()}
+        return any(name.startswith(LIBRARY) for name in libraries), said
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.usefixtures("_compiled")
+async def test_engine_on_cores__run_by_compiled_program__says_what_it_says_as_python(demo_checkpoints, monkeypatch):
+    monkeypatch.setenv("MUXFLEET_COMPILED", "1")
+
+    is_compiled, compiled = await said_by_engine(demo_checkpoints, "deploy.compilation.compiled_program")
+    is_python, python = await said_by_engine(demo_checkpoints, None)
+
+    assert (is_compiled, is_python) == (True, False)
+    assert compiled == python
+    assert [len(tokens) for tokens in python.values()] == [6, 7, 8] * len(demo_checkpoints)
 
 
 def test_compiled_sources__any__are_modules_of_ours_and_stand_once():

@@ -23,7 +23,8 @@ class BackendEntry:
     adapters beside their base. `reads_safetensors`: it needs weights in folders of Hugging Face's layout. `is_watched`:
     its process reports what its loop does, and is killed when that hangs; else it watches itself. `fillable_bytes`:
     what models and their KV may fill of a GPU. `native_on`: by what its process is started as, the device on which it
-    runs models by muxfleet's own code, which does not run every one (profiler/native_refusal.py).
+    runs models by muxfleet's own code, which does not run every one (profiler/native_refusal.py). `compiled_kinds`: of
+    its kinds those whose engine runs where the scheduler is compiled, too (ADR 21).
     """
 
     name: str
@@ -39,3 +40,4 @@ class BackendEntry:
     is_watched: bool = True
     fillable_bytes: Callable[[int], int] = _all_of_it
     native_on: Mapping[str, NativeDevice] = field(default_factory=dict)
+    compiled_kinds: tuple[str, ...] = ()

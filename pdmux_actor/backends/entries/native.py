@@ -13,4 +13,5 @@ BACKEND = BackendEntry(
     takes_adapters=True,
     fillable_bytes=fillable_bytes,
     native_on={"torch_cpu": "cpu", "torch_cuda": "cuda"},
+    compiled_kinds=("torch_cpu",),
 )

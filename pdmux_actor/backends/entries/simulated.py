@@ -11,4 +11,5 @@ BACKEND = BackendEntry(
     divides_on=("simulated",),
     takes_adapters=True,
     fillable_bytes=fillable_bytes,
+    compiled_kinds=("simulated",),
 )
