@@ -23,7 +23,7 @@ from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.planning.fleet_planning import plan_fleet
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
-from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.interfering_executor import Interference
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream

@@ -29,7 +29,8 @@ from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.reports.percents import PERCENTS
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, baseline_named, deploy_fleet
-from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.fleet_outcome import FleetOutcome
+from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.rates_ahead import RatesAhead
 from deploy.simulation.runs import RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream

@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
-from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.runs import Sweep
 from deploy.simulation.statistics import SimulatedFigures

@@ -16,7 +16,7 @@ from deploy.inspection.fleet_report import fleet_report
 from deploy.inspection.unit_decisions import unit_decisions
 from pdmux_actor.scheduling.bubbles import lane_shares, logged_window
 from pdmux_actor.scheduling.chrome_trace import chrome_trace
-from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, LogExcerpt
 
 _SHOWN = 50
 _EVERYTHING = 4096

@@ -23,18 +23,15 @@ _ROOMS = (
 _LEFT_OUT = frozenset(
     {
         "__init__.py",
-        "bubbles.py",
         "chrome_trace.py",
-        "decision_log.py",
+        "decision.py",
         "demand_report.py",
         "dispatch_policy.py",
         "entry.py",
         "geometry.py",
-        "load_reporter.py",
         "output_constraint.py",
         "prefix_kv.py",
         "registry.py",
-        "served_counts.py",
         "settings.py",
     }
 )
@@ -42,10 +39,12 @@ _SINGLE = (
     "deploy/simulation/coming_requests.py",
     "deploy/simulation/engine.py",
     "deploy/simulation/event_queue.py",
+    "deploy/simulation/fleet_run.py",
     "deploy/simulation/gateway.py",
     "deploy/simulation/interfering_executor.py",
     "deploy/simulation/open_request.py",
     "deploy/simulation/slower_latency.py",
+    "deploy/simulation/trace_prompts.py",
     "deploy/simulation/units.py",
     "deploy/simulation/virtual_world.py",
     "pdmux_actor/engine.py",

@@ -4,7 +4,7 @@ from typing import cast
 from urllib.parse import quote
 
 from deploy.inspection.fleet_report import decoded, get_json
-from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.decision import LogExcerpt
 
 _TIMEOUT_S = 20.0
 

@@ -1,17 +1,16 @@
 """A whole fleet in virtual time: arrivals, gateways, units and heartbeats on one heap of events."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, pairwise
 
-from deploy.control.decision_history import PlacementDecision
 from deploy.inspection.workload import cut_to_context
 from deploy.simulation.coming_requests import ComingRequests
 from deploy.simulation.engine import OnTokens
 from deploy.simulation.event_queue import EventQueue
+from deploy.simulation.fleet_outcome import FleetOutcome, PartitionSample
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
-from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.open_request import OpenRequest, rejected
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
@@ -33,45 +32,6 @@ VIEW_PERIOD_S = 0.5  # units tell of themselves as often, and gateways hear of i
 _PROGRESS_EVENTS = 2048
 
 BuildUnits = Callable[[EventQueue, OnTokens], Sequence[SimulatedUnit]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionSample:
-    """Holds what a unit reported of its partition and its KV pool."""
-
-    time_s: float
-    unit_id: str
-    prefill_sms: int
-    decode_sms: int
-    used_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOutcome:
-    """`duration_s` is virtual, from the start to the last end; the simulation itself ended at `ended_s`. `gave_up`: it
-    was stopped before all had ended. `decisions` are the control loop's, the newest first, as of its end.
-    `node_use`: where nodes come and go.
-    """
-
-    models: Mapping[str, ModelStatistics]
-    duration_s: float
-    ended_s: float
-    events: int
-    steps: int
-    gave_up: bool
-    partitions: tuple[PartitionSample, ...] = ()
-    decisions: tuple[PlacementDecision, ...] = ()
-    node_use: NodeUse | None = None
-
-    def decided_s(self, decision: PlacementDecision) -> float:
-        """Returns when, in virtual time."""
-        return self.ended_s - decision.seconds_ago
-
-    def total(self) -> ModelStatistics:
-        total = ModelStatistics()
-        for statistics in self.models.values():
-            total.merge(statistics)
-        return total
 
 
 class FleetRun:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deploy.errors import OutputNotWritable
-from deploy.simulation.fleet_run import FleetOutcome, PartitionSample
+from deploy.simulation.fleet_outcome import FleetOutcome, PartitionSample
 from deploy.simulation.runs import Sweep
 from deploy.simulation.statistics import Durations, ModelStatistics
 

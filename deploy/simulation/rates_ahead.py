@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.workers import Message, Task, Tell, Workers
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from deploy.simulation.deployments import DeployedFleet
-from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.fleet_outcome import FleetOutcome
+from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.streams import RequestStream
 from router.limits import GatewayLimits
 from traces.outcome import RequestOutcome

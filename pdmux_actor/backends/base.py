@@ -7,7 +7,7 @@ from typing import Protocol
 from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.lease import LoadProgress, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
-from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.decision import LogExcerpt
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.specs import DeviceSpec
 

@@ -17,7 +17,7 @@ from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, Mode
 from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelAssignment, SleepingWeights
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
-from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.decision import LogExcerpt
 from pdmux_actor.serving.commands import (
     AbortRequest,
     Answer,

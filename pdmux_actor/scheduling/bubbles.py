@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pdmux_actor.scheduling.decision_log import LANE_OF, Decision
+from pdmux_actor.scheduling.decision import LANE_OF, Decision
 from pdmux_actor.scheduling.launch import Lane
 
 

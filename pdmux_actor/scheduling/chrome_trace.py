@@ -7,7 +7,7 @@ several decode lanes has its own), a track per lane with its bubbles, counters f
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, DecisionKind, LogExcerpt
 from pdmux_actor.scheduling.launch import Lane
 
 TraceEvent = dict[str, Any]  # JSON

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.decision_log import Decision
+from pdmux_actor.scheduling.decision import Decision
 from pdmux_actor.scheduling.output_constraint import OutputConstraint
 
 

@@ -171,19 +171,28 @@ class MeasuredSteps:
 
     def of(self, model: str, num_sms: int) -> tuple[StepTotals, ...]:
         """Returns the totals of each phase on each quarter of the SMs."""
-        found: dict[tuple[str, int], StepTotals] = {}
+        found: dict[tuple[str, int], _Sums] = {}
         for (phase, sms), sums in self._sums.get(model, {}).items():
             key = phase, math.ceil(_PARTS * sms / num_sms)
-            before = found.get(key) or StepTotals(model=model, phase=phase, quarters=key[1])
-            found[key] = StepTotals(
-                model=model,
-                phase=phase,
-                quarters=key[1],
-                launches=before.launches + sums.launches,
-                modelled_s=before.modelled_s + sums.modelled_s,
-                measured_s=before.measured_s + sums.measured_s,
-            )
-        return tuple(found[key] for key in sorted(found))
+            total = found.get(key)
+            if total is None:
+                total = found[key] = _Sums()
+            total.launches += sums.launches
+            total.modelled_s += sums.modelled_s
+            total.measured_s += sums.measured_s
+        return tuple(
+            [
+                StepTotals(
+                    model=model,
+                    phase=phase,
+                    quarters=quarters,
+                    launches=total.launches,
+                    modelled_s=total.modelled_s,
+                    measured_s=total.measured_s,
+                )
+                for (phase, quarters), total in sorted(found.items(), key=lambda item: item[0])
+            ]
+        )
 
     def forget(self, model: str) -> None:
         self._sums.pop(model, None)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,7 +11,8 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.messages import LaunchStatus, LoadReport, ModelLoad, NeighbourLoss
 from pdmux_actor.scheduling.adapters import Adapters
 from pdmux_actor.scheduling.bubbles import lane_shares
-from pdmux_actor.scheduling.decision_log import Decision, DecisionLog
+from pdmux_actor.scheduling.decision import Decision
+from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, ComputeLaunch, Lane, lane_number
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
 from pdmux_actor.scheduling.queues import ModelQueue
@@ -49,15 +51,34 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
         lost_to: Collection[NeighbourLoss] = (),
     ) -> "_Counts":
         """Leaves out what `others` have counted."""
-        counted: dict[str, int] = {name: getattr(counts, name) for name in _COUNTED}
-        for other in others:
-            for name in _COUNTED:
-                counted[name] -= getattr(other, name)
-        ttft_lost_s, tbt_lost_s = sum([loss.ttft_s for loss in lost_to]), sum([loss.tbt_s for loss in lost_to])
-        return cls(at_s=now_s, ttft_lost_s=ttft_lost_s, tbt_lost_s=tbt_lost_s, **counted)
+        left = counts.without(others) if others else counts
+        return cls(
+            at_s=now_s,
+            prompt_tokens=left.prompt_tokens,
+            prefix_hit_tokens=left.prefix_hit_tokens,
+            output_tokens=left.output_tokens,
+            first_tokens=left.first_tokens,
+            first_tokens_met=left.first_tokens_met,
+            gaps=left.gaps,
+            gaps_met=left.gaps_met,
+            requests=left.requests,
+            requests_met=left.requests_met,
+            ttft_lost_s=sum([loss.ttft_s for loss in lost_to]),
+            tbt_lost_s=sum([loss.tbt_s for loss in lost_to]),
+        )
 
 
-_COUNTED = tuple(name for name in ServedCounts.__slots__ if name in _Counts.__struct_fields__)
+class _Recent(NamedTuple):
+    """Ratios and rates of a model's last seconds, as of ModelLoad."""
+
+    prefix_hit_ratio: float
+    ttft_attainment: float | None
+    tbt_attainment: float | None
+    request_attainment: float | None
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    ttft_lost_s: float | None
+    tbt_lost_s: float | None
 
 
 class LoadReporter:
@@ -129,36 +150,34 @@ class LoadReporter:
         """Of the model, and of each of its adapters. What neighbours cost them is told of the model."""
         base_s, per_token_s = self._prefill_line(queue, prefill_sms or self._num_sms, beside=bool(queue.running))
         decode_step_s = self._decode_step_s(queue, decode_sms or self._num_sms)
-        load = _load(queue, (base_s, per_token_s), decode_step_s, lost_to)
-        whole = self._timed(load, (queue.model, ""), _Counts.of(queue.counts, now_s, lost_to=lost_to))
+        recent = self._recent((queue.model, ""), _Counts.of(queue.counts, now_s, lost_to=lost_to))
+        whole = _load(queue, (base_s, per_token_s), decode_step_s, lost_to, recent)
         of_others, loads = queue.counts_of_others, list[ModelLoad]()
         if not of_others:
             return (whole,)
         for load in self._adapters.split(whole, queue, self._batches.sequences(queue.model)):
             counts = queue.adapter_counts.get(load.model)
             own = _Counts.of(queue.counts, now_s, others=of_others) if counts is None else _Counts.of(counts, now_s)
+            recent = self._recent((queue.model, load.model), own)
             loads.append(
                 replace(
-                    self._timed(load, (queue.model, load.model), own),
+                    load,
+                    **{**recent._asdict(), "ttft_lost_s": whole.ttft_lost_s, "tbt_lost_s": whole.tbt_lost_s},
                     prefill_base_s=base_s,
                     prefill_s_per_token=per_token_s,
                     decode_step_s=whole.decode_step_s if load.running else 0.0,
-                    ttft_lost_s=whole.ttft_lost_s,
-                    tbt_lost_s=whole.tbt_lost_s,
                 )
             )
         return loads
 
-    def _timed(self, load: ModelLoad, key: tuple[str, str], now: _Counts) -> ModelLoad:
-        """Adds ratios and rates of the last seconds."""
+    def _recent(self, key: tuple[str, str], now: _Counts) -> _Recent:
         history = self._history.setdefault(key, deque())
         history.append(now)
         while history[0].at_s < now.at_s - _COUNTS_WINDOW_S and len(history) > 2:
             history.popleft()
         then = history[0]
         window_s = max(now.at_s - then.at_s, 1e-9) if len(history) > 1 else float("inf")
-        return replace(
-            load,
+        return _Recent(
             prefix_hit_ratio=_share(
                 now.prefix_hit_tokens - then.prefix_hit_tokens, now.prompt_tokens - then.prompt_tokens
             )
@@ -190,6 +209,7 @@ def _load(
     prefill_line: tuple[float, float],
     decode_step_s: float,
     lost_to: tuple[NeighbourLoss, ...],
+    recent: _Recent,
 ) -> ModelLoad:
     usage = queue.pool.usage(queue.model)
     return ModelLoad(
@@ -213,6 +233,7 @@ def _load(
         prefill_s_per_token=prefill_line[1],
         decode_step_s=decode_step_s,
         lost_to=lost_to,
+        **recent._asdict(),
     )
 
 

@@ -1,5 +1,6 @@
 """Defines what is counted of the requests of a model, and of each of its adapters, since it came to the unit."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -20,6 +21,22 @@ class ServedCounts:
     requests: int = 0
     requests_met: int = 0
 
-    def add(self, other: "ServedCounts") -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    def add(self, other: "ServedCounts", times: int = 1) -> None:
+        self.prompt_tokens += times * other.prompt_tokens
+        self.prefix_hit_tokens += times * other.prefix_hit_tokens
+        self.output_tokens += times * other.output_tokens
+        self.preemptions += times * other.preemptions
+        self.first_tokens += times * other.first_tokens
+        self.first_tokens_met += times * other.first_tokens_met
+        self.gaps += times * other.gaps
+        self.gaps_met += times * other.gaps_met
+        self.requests += times * other.requests
+        self.requests_met += times * other.requests_met
+
+    def without(self, others: Iterable["ServedCounts"]) -> "ServedCounts":
+        """Returns what is left when what others have counted is taken away."""
+        left = ServedCounts()
+        left.add(self)
+        for other in others:
+            left.add(other, -1)
+        return left

@@ -17,7 +17,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.lease import QUIET_HEARTBEAT_S, Lease, UnitReport
 from pdmux_actor.messages import GenerateRequest
-from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.decision import LogExcerpt
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.quiet_pace import QuietPace

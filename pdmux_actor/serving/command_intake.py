@@ -12,7 +12,7 @@ import msgspec
 
 from pdmux_actor.engine import Inbox
 from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows
-from pdmux_actor.scheduling.decision_log import Decision, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, LogExcerpt
 from pdmux_actor.scheduling.events import (
     Abort,
     Arrival,

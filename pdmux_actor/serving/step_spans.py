@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pdmux_actor.messages import GenerateRequest
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, DecisionKind, LogExcerpt
 from pdmux_actor.serving.actor import ReadSteps
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pdmux_actor.errors import EngineDied
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, TokenEvent
 from pdmux_actor.models.load_progress import OnProgress
-from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.decision import LogExcerpt
 from pdmux_actor.serving.detokenizer import Vocabulary
 from pdmux_actor.serving.frames import SILENCE_S, Delta, FetchKv, Generate, KvFetched, KvMoved
 from pdmux_actor.serving.gateway_connection import StreamSettings

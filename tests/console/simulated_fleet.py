@@ -19,7 +19,7 @@ from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_ou
 from deploy.serve.console_topics import ConsoleTopics
 from pdmux_actor.lease import ModelPhase, UnitReport
 from pdmux_actor.messages import ModelLoad, NeighbourLoss
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, DecisionKind, LogExcerpt
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from router.access.key_fairness import keys_report
 from router.access.key_figures import KeyFigures

@@ -10,7 +10,8 @@ import pytest
 from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.deployments import BASELINES, Deployment, deploy_fleet
-from deploy.simulation.fleet_run import FleetOutcome, FleetRun
+from deploy.simulation.fleet_outcome import FleetOutcome
+from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream, demand_stream
 from pdmux_actor.scheduling.policies.registry import POLICIES

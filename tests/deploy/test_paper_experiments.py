@@ -13,7 +13,7 @@ from deploy.cli import build_app
 from deploy.errors import FleetFileError, OptionNotUsable
 from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.deployments import Deployment, deploy_fleet
-from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.papers.experiment_file import CaseSection, LengthSection, WorkloadSection, read_experiment_file
 from deploy.simulation.papers.measurement import CaseResult, RunningCase, orderings_of_cases, sustains
 from deploy.simulation.papers.workloads import BLOCK_TOKENS, draw, workload_stream

@@ -8,7 +8,7 @@ import pytest
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
-from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
 from router.limits import GatewayLimits

@@ -5,7 +5,7 @@ from test_simulated_scaling import MUX, fleet
 
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import deploy_fleet
-from deploy.simulation.fleet_run import FleetOutcome
+from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
 from router.limits import GatewayLimits

@@ -10,7 +10,7 @@ from fleet_model import FakeUnit, fleet_status
 
 from deploy.cli import main
 from deploy.serve.controller import Controller
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, DecisionKind, LogExcerpt
 
 Run = Callable[..., tuple[int, str, str]]
 

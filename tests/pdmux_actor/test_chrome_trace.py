@@ -6,7 +6,7 @@ import pytest
 from engine_rig import VirtualEngine, make_request
 
 from pdmux_actor.scheduling.chrome_trace import chrome_trace
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, DecisionKind, LogExcerpt
 from pdmux_actor.scheduling.events import Abort, Arrival
 
 

@@ -7,7 +7,8 @@ import pytest
 from engine_rig import PLAIN, VirtualEngine, make_request
 
 from pdmux_actor.scheduling.bubbles import lane_shares, logged_window
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, DecisionLog
+from pdmux_actor.scheduling.decision import Decision, DecisionKind
+from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.events import Abort, Arrival
 from pdmux_actor.scheduling.launch import DecodeStep, Lane, LaunchCompletion, Repartition
 from pdmux_actor.scheduling.policies.registry import POLICIES

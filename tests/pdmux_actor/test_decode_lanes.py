@@ -12,7 +12,8 @@ from pdmux_actor.engine import Timetable
 from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.scheduling.bubbles import lane_shares, logged_window
 from pdmux_actor.scheduling.chrome_trace import chrome_trace
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind, DecisionLog, LogExcerpt
+from pdmux_actor.scheduling.decision import Decision, DecisionKind, LogExcerpt
+from pdmux_actor.scheduling.decision_log import DecisionLog
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.events import Arrival, AttachModel
 from pdmux_actor.scheduling.launch import (

@@ -9,7 +9,7 @@ from pdmux_actor.backends.sglang.dispatch import SglangDispatch
 from pdmux_actor.backends.sglang.snapshot import Directive, RanSlice, SeenBatch, SeenSequence, Snapshot
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.decision_log import DecisionKind
+from pdmux_actor.scheduling.decision import DecisionKind
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.gpus.h200 import DEVICE as H200
 from profiler.roofline import RooflineLatency

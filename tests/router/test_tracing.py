@@ -12,7 +12,7 @@ from real_unit import MODEL as REAL
 from real_unit import real_fleet
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind
+from pdmux_actor.scheduling.decision import Decision, DecisionKind
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.step_spans import StepSpans, runs_of
 from router.http.app import create_app

@@ -21,7 +21,7 @@ from pdmux_actor.messages import (
     StructuredKind,
     StructuredOutput,
 )
-from pdmux_actor.scheduling.decision_log import DecisionKind
+from pdmux_actor.scheduling.decision import DecisionKind
 from pdmux_actor.serving.commands import EngineSettings
 
 PATIENCE_S = 120.0

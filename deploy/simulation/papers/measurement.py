@@ -10,7 +10,8 @@ import numpy as np
 
 from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.fleet_modes.split import Split
-from deploy.simulation.fleet_run import FleetOutcome, FleetRun, PartitionSample
+from deploy.simulation.fleet_outcome import FleetOutcome, PartitionSample
+from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.papers.experiment_file import (
     LOWER_IS_BETTER,
     CaseSection,

@@ -13,7 +13,7 @@ from pdmux_actor.backends.sglang.snapshot import Directive, RanSlice, Snapshot
 from pdmux_actor.backends.sglang.unfused_latency import UnfusedLatency
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batching import PrefillBatch
-from pdmux_actor.scheduling.decision_log import Decision, DecisionKind
+from pdmux_actor.scheduling.decision import Decision, DecisionKind
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, LaunchCompletion, PrefillSlice
 from pdmux_actor.scheduling.launches_in_flight import LaneState, LaunchInFlight
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState

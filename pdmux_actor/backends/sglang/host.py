@@ -22,7 +22,7 @@ from pdmux_actor.backends.sglang.sleeping_engine import IdleWatch, Sleeper, chec
 from pdmux_actor.backends.sglang.streams import RequestStreams
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.kv.prefix_kv import NOTHING_KEPT
-from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.decision import LogExcerpt
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import (
     AbortRequest,

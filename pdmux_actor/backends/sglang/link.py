@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pdmux_actor.backends.sglang.snapshot import DecisionRecord
-from pdmux_actor.scheduling.decision_log import Decision
+from pdmux_actor.scheduling.decision import Decision
 from pdmux_actor.serving.frames import FrameReader, framed
 
 _RECEIVE_BYTES = 64 * 1024

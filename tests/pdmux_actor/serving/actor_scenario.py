@@ -20,7 +20,7 @@ from ray import serve
 
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo
-from pdmux_actor.scheduling.decision_log import LogExcerpt
+from pdmux_actor.scheduling.decision import LogExcerpt
 from pdmux_actor.serving.actor import ActorSettings, PdmuxActor
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.frames import Credit, Generate

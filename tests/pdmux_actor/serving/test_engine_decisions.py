@@ -9,7 +9,7 @@ import pytest
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.errors import EngineDied
-from pdmux_actor.scheduling.decision_log import DecisionKind
+from pdmux_actor.scheduling.decision import DecisionKind
 from pdmux_actor.serving.command_intake import MAX_REQUEST_IDS
 
 
