@@ -1,7 +1,7 @@
 """The only loop in the product: events in, launches out, completions back."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -41,11 +41,14 @@ class Inbox:
         self._wake()
 
     def due(self, now_s: float) -> Iterable[Event]:
-        while self._events:
-            yield self._events.popleft()
+        return self._taken() if self._events else ()
 
     def next_due_s(self) -> float | None:
         return None
+
+    def _taken(self) -> Iterator[Event]:
+        while self._events:
+            yield self._events.popleft()
 
 
 class Timetable:

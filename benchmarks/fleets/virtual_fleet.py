@@ -11,7 +11,7 @@ from load.request_times import RequestTimes
 from deploy.simulation.engine import EngineDesign, PlacedModel
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
-from deploy.simulation.units import MuxedUnit, UnitIdentity, report_of
+from deploy.simulation.units import MuxedUnit, UnitIdentity, ready_models, report_of
 from pdmux_actor.executor.simulated import GPU_HOST_S
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import FinishReason, GenerateRequest, SamplingParams, Slo, TokenEvent
@@ -209,6 +209,8 @@ class VirtualFleet:
                     sent.stay.end(finished=event.finish in (FinishReason.LENGTH, FinishReason.STOP))
 
     def _publish(self, gateway: SimulatedGateway) -> None:
-        units = tuple(UnitView(report=report_of(unit), age_s=0.0) for unit in self.units.values())
+        units = tuple(
+            UnitView(report=report_of(unit, ready_models(unit.design)), age_s=0.0) for unit in self.units.values()
+        )
         gateway.on_view(FleetView(models=self._cards, units=units, stream_token=""))
         self.agenda.at(self.agenda.clock.now_s + _VIEW_PERIOD_S, lambda: self._publish(gateway))

@@ -95,14 +95,18 @@ def heartbeat(
     )
 
 
-def report_of(unit: SimulatedUnit) -> UnitReport:
-    """The heartbeat that the unit would send now."""
-    models = tuple(
+def ready_models(design: EngineDesign) -> tuple[ModelStatus, ...]:
+    """Returns what a unit tells of models that it is built with."""
+    return tuple(
         ModelStatus(
             model=m.info.model,
             phase=ModelPhase.READY,
             max_model_len=longest_sequence_tokens(m.info, m.quota_blocks),
         )
-        for m in unit.design.models
+        for m in design.models
     )
+
+
+def report_of(unit: SimulatedUnit, models: tuple[ModelStatus, ...]) -> UnitReport:
+    """The heartbeat that the unit would send now."""
     return heartbeat(unit.identity, unit.design, lease_version=1, models=models, load=unit.load_report())

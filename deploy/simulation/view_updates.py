@@ -7,7 +7,7 @@ from typing import Protocol
 from deploy.control.decision_history import PlacementDecision
 from deploy.simulation.gateway import SimulatedGateway
 from deploy.simulation.node_supply import NodeUse
-from deploy.simulation.units import SimulatedUnit, report_of
+from deploy.simulation.units import SimulatedUnit, ready_models, report_of
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import longest_sequence_tokens
 from router.view import FleetView, ModelCard, UnitView
@@ -54,6 +54,7 @@ class FixedPlan:
         self._cards = tuple(ModelCard(model=m.model, source="", revision=None, slo=m.slo, created_s=0) for m in models)
         self._units = units
         self._longest_tokens = longest_placed(units)
+        self._statuses = {unit.identity.unit_id: ready_models(unit.design) for unit in units}
         self._reports: dict[str, UnitView] = {}
 
     def view(self, gateways: Sequence[SimulatedGateway], now_s: float) -> FleetView:
@@ -61,7 +62,9 @@ class FixedPlan:
         for unit in self._units:
             if unit.is_stale:
                 unit.is_stale = False
-                self._reports[unit.identity.unit_id] = UnitView(report=report_of(unit), age_s=0.0)
+                unit_id = unit.identity.unit_id
+                report = report_of(unit, self._statuses[unit_id])
+                self._reports[unit_id] = UnitView(report=report, age_s=0.0)
         return FleetView(
             models=self._cards,
             units=tuple(self._reports[unit.identity.unit_id] for unit in self._units),

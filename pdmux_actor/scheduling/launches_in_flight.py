@@ -1,6 +1,6 @@
 """Tracks what is on the lanes, with which share, and how much of its time it had company."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -128,18 +128,20 @@ class LanesInFlight:
             return self.total_sms - sum([flight.sms for flight in self._decodes.values()])
         return self.total_sms - (0 if self._prefill is None else self._prefill.sms)
 
-    def decode_gaps(self) -> Iterator[tuple[int, int]]:
+    def decode_gaps(self) -> list[tuple[int, int]]:
         """SMs that further decode lanes could have, `[start, end)`, ascending: the free ones below prefill's."""
-        start = 0
-        for flight in sorted(self._decodes.values(), key=lambda flight: flight.first_sm):
-            if flight.first_sm > start:
-                yield start, flight.first_sm
-            start = flight.end_sm
+        gaps, start = list[tuple[int, int]](), 0
+        for first_sm, end_sm in sorted([(flight.first_sm, flight.end_sm) for flight in self._decodes.values()]):
+            if first_sm > start:
+                gaps.append((start, first_sm))
+            start = end_sm
         end = self.total_sms if self._prefill is None else self._prefill.first_sm
         if end > start:
-            yield start, end
+            gaps.append((start, end))
+        return gaps
 
-    def flights(self) -> Collection[LaunchInFlight]:
+    def flights(self) -> list[LaunchInFlight]:
+        """Returns what is in the air, a prefill first."""
         decodes = self._decodes.values()
         return [*decodes] if self._prefill is None else [self._prefill, *decodes]
 

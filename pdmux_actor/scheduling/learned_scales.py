@@ -103,12 +103,13 @@ class ScalesByShare:
 
     def factor(self, sms: int, bucket: int) -> float:
         """`bucket` is the bit length of a launch's size."""
-        sources = self._sources[bucket]
-        source = sources.get(sms)
-        if source is None:
-            nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
-            source = sources[sms] = _Source(self._factors[nearest], bucket)
+        source = self._sources[bucket].get(sms) or self._source(sms, bucket)
         return source.factor()
+
+    def _source(self, sms: int, bucket: int) -> "_Source":
+        nearest = min(self._factors, key=lambda seen: (abs(seen - sms), seen))
+        source = self._sources[bucket][sms] = _Source(self._factors[nearest], bucket)
+        return source
 
 
 class _Source:

@@ -41,7 +41,7 @@ class NeighbourSlowdown:
         flights = self._lanes.flights()
         if not flights:
             return
-        prefill = next((f.launch.model for f in flights if f.is_prefill), None)
+        prefill = flights[0].launch.model if flights[0].is_prefill else None
         decodes = [f.launch.model for f in flights if not f.is_prefill]
         keeps_prompts = [prefill] if prefill is not None else decodes
         if prefill is None and self._lanes.sms_left(Lane.DECODE) > 0:
@@ -99,7 +99,7 @@ class NeighbourSlowdown:
             for pair in [pair for pair in lost_s if model in pair]:
                 del lost_s[pair]
 
-    def _note_company(self, flights: Collection[LaunchInFlight], passed_s: float) -> None:
+    def _note_company(self, flights: Sequence[LaunchInFlight], passed_s: float) -> None:
         for flight in flights:
             beside_s = self._beside_s.setdefault(lane_number(flight.launch), {})
             for other in flights:

@@ -102,11 +102,15 @@ class LatencyPredictor:
         if outlook is None:
             if len(self._prefill_outlooks) >= _REMEMBERED_PREFILLS:
                 self._prefill_outlooks.clear()
-            size = new_tokens(shapes)
-            modelled_s = partial(self._modelled_prefill_s, model, spec, shapes)
-            outlook = PrefillOutlook(modelled_s, lambda sms: self._scale(model, phase, sms, size))
-            self._prefill_outlooks[key] = outlook
+            outlook = self._prefill_outlooks[key] = self._new_prefill_outlook(model, spec, shapes, phase)
         return outlook
+
+    def _new_prefill_outlook(
+        self, model: str, spec: ModelSpec, shapes: tuple[ChunkShape, ...], phase: str
+    ) -> PrefillOutlook:
+        size = new_tokens(shapes)
+        modelled_s = partial(self._modelled_prefill_s, model, spec, shapes)
+        return PrefillOutlook(modelled_s, lambda sms: self._scale(model, phase, sms, size))
 
     def decode_s(
         self,

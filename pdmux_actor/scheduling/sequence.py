@@ -140,7 +140,8 @@ class TokenSequence:
 
     def token_outside(self, vocab_size: int) -> int | None:
         """A token that a vocabulary of this size does not have, among those that the request names, too."""
-        extremes = [min(self.token_ids, default=0), max(self.token_ids, default=0), *self.request.sampling.named_tokens]
+        distinct = set(self.token_ids)  # often few: faster than two passes over a long prompt
+        extremes = [min(distinct, default=0), max(distinct, default=0), *self.request.sampling.named_tokens]
         return next((token_id for token_id in extremes if not 0 <= token_id < vocab_size), None)
 
     @property

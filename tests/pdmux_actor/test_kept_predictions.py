@@ -1,5 +1,6 @@
 """Predictions that are kept must be those that would be made anew."""
 
+import tracemalloc
 from dataclasses import replace
 
 from hypothesis import given
@@ -106,3 +107,21 @@ def test_predictor__prefills_asked_again_and_again__are_those_of_the_latency_mod
             said_s = predictor.prefill_s(model, spec, chunks, sms, beside_decode=False)
             assert said_s == latency.prefill_s(spec, chunks, sms)
         predictor.forget(model)  # another one may come by its name
+
+
+def test_prefill__thousands_of_prompts_that_never_come_again__take_no_more_memory() -> None:
+    predictor = LatencyPredictor(RooflineLatency(H100))
+
+    def predict(first: int) -> None:
+        for tokens in range(first, first + 2000):
+            predictor.prefill_s("m", LLAMA_3_8B, [ChunkShape(tokens)], 66, beside_decode=False)
+
+    predict(1)
+    tracemalloc.start()
+    try:
+        predict(2001)
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert grown_bytes < 500_000

@@ -145,7 +145,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
         enough.
         """
         if self.lanes is not None:
-            return list(self.lanes.decode_gaps())
+            return self.lanes.decode_gaps()
         end = self.total_sms - self.prefill_lane.sms
         return [] if self.decode_lane.busy or end == 0 else [(0, end)]
 

@@ -1,6 +1,6 @@
 """Predicts the work in front of a policy."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
 from pdmux_actor.scheduling.decode_outlook import steps_s
@@ -73,8 +73,9 @@ class DecodeCycle:
     def seconds_and_gain(self) -> SecondsAndGain:
         return self.seconds, self._gain_on
 
-    def alone_and_worst_s(self, shares: Iterable[int]) -> Iterator[tuple[int, float, float]]:
-        """Yields the seconds of each share, alone and at worst."""
+    def alone_and_worst_s(self, shares: Iterable[int]) -> list[tuple[int, float, float]]:
+        """Returns each share and its seconds, alone and at worst."""
+        found = list[tuple[int, float, float]]()
         known = [(outlook.solo_s, outlook.slowdowns(self._beside).on) for outlook in self._outlooks]
         for share in shares:
             alone_s = worst_s = 0.0
@@ -83,7 +84,8 @@ class DecodeCycle:
                 alone_s += step_s
                 worst_s += step_s * slowdown_on(share)
             gain = self._gain_on(share)
-            yield share, gain * alone_s, gain * worst_s
+            found.append((share, gain * alone_s, gain * worst_s))
+        return found
 
     def _gain_on(self, sms: int) -> float:
         return self._gain if sms >= self._divided_from_sms else 1.0
