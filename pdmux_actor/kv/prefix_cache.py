@@ -3,12 +3,14 @@ are needed.
 """
 
 import hashlib
+import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PrefixHash = bytes
+TOKEN_BYTES = 8
 _ROWS_PER_PIECE = 64
 _ROW_BITS = 32
 
@@ -30,6 +32,11 @@ def prefix_root(cache_salt: str, kv_space: str = "") -> PrefixHash:
     return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache salt").digest()
 
 
+def token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Returns what names of prefixes are hashed of: 8 bytes a token. An array takes twice as long to be made."""
+    return struct.pack(f"{len(token_ids)}q", *token_ids)
+
+
 def extend_hashes(
     hashes: list[PrefixHash], token_ids: Sequence[int], tokens_per_row: int, root: PrefixHash = b""
 ) -> None:
@@ -46,11 +53,11 @@ def extend_hashes(
     (2, True)
     """
     first, end = len(hashes) * tokens_per_row, len(token_ids) // tokens_per_row * tokens_per_row
-    _extend(hashes, array("q", token_ids[first:end]).tobytes(), tokens_per_row, root)
+    _extend(hashes, token_bytes(token_ids[first:end]), tokens_per_row, root)
 
 
 def _extend(hashes: list[PrefixHash], rows: bytes, tokens_per_row: int, root: PrefixHash) -> None:
-    row_bytes = tokens_per_row * array("q").itemsize
+    row_bytes = tokens_per_row * TOKEN_BYTES
     name = hashes[-1] if hashes else root
     for start in range(0, len(rows), row_bytes):
         digest = hashlib.blake2b(name, digest_size=16)
@@ -76,7 +83,7 @@ class HashedPieces:
             piece_tokens = _ROWS_PER_PIECE * tokens_per_row
             first = len(hashes) * tokens_per_row
             for start in range(first, len(token_ids) - piece_tokens + 1, piece_tokens):
-                piece = array("q", token_ids[start : start + piece_tokens]).tobytes()
+                piece = token_bytes(token_ids[start : start + piece_tokens])
                 self._extend_by_piece(hashes, piece, tokens_per_row, root)
         extend_hashes(hashes, token_ids, tokens_per_row, root)
 

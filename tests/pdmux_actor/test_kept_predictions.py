@@ -124,4 +124,4 @@ def test_prefill__thousands_of_prompts_that_never_come_again__take_no_more_memor
     finally:
         tracemalloc.stop()
 
-    assert grown_bytes < 500_000
+    assert grown_bytes < 1_000_000
