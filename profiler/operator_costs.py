@@ -49,8 +49,10 @@ def smooth_max(a: Amount, b: Amount, p: float) -> Amount:
 
 
 def _largest(a: Amount, b: Amount) -> Amount:
+    if isinstance(a, float):
+        return a if a > b else b
     largest: Amount = np.maximum(a, b)
-    return float(largest) if isinstance(a, float) else largest
+    return largest
 
 
 def whole_tiles(n: Amount, tile_tokens: int) -> Amount:

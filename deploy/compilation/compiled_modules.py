@@ -51,6 +51,7 @@ _SINGLE = (
     "pdmux_actor/executor/simulated.py",
     "profiler/bandwidth_sharing.py",
     "profiler/contention.py",
+    "profiler/operator_costs.py",
     "profiler/roofline.py",
     "router/gateway_scheduler.py",
 )

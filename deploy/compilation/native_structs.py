@@ -3,7 +3,8 @@
 mypyc makes of `class Chunk(msgspec.Struct, frozen=True)` a class of Python's without the `frozen`. A class that sets
 its fields in an `__init__` of its own becomes a C struct instead: fields are read without a look-up. A union of classes
 in `isinstance` is made anew at each call; a tuple is not. And mypyc adds up `sum(x for ...)` by itself, where `sum` of
-Python 3.12 and later keeps what rounding loses: of a list it calls `sum`.
+Python 3.12 and later keeps what rounding loses: of a list it calls `sum`. Functions of floats and of arrays alike it
+refuses, with their TypeVar of both: they become functions of anything.
 """
 
 import ast
@@ -14,7 +15,7 @@ def compilable(source: str) -> str:
     """Returns the source of a module that does the same and nothing with its structs' being structs: none of those that
     it defines may be encoded, or given to a function of msgspec.
     """
-    tree = _Calls().visit(ast.parse(source))
+    tree = _TypeVars().visit(_Calls().visit(ast.parse(source)))
     tree.body = [_native(node) if _is_struct(node) else node for node in tree.body]
     return ast.unparse(ast.fix_missing_locations(tree))
 
@@ -27,6 +28,22 @@ class _Calls(ast.NodeTransformer):
                 node.args = [ast.ListComp(elt=elt, generators=generators), *rest]
             case ast.Call(func=ast.Name(id="isinstance"), args=[value, ast.BinOp(op=ast.BitOr()) as union]):
                 node.args = [value, ast.Tuple(elts=list(_members(union)), ctx=ast.Load())]
+        return node
+
+
+class _TypeVars(ast.NodeTransformer):
+    """Makes Any of those with a choice of types."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
+        names = [alias.name for alias in node.names]
+        if node.module == "typing" and "TypeVar" in names and "Any" not in names:
+            node.names.append(ast.alias("Any"))
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        match node.value:
+            case ast.Call(func=ast.Name(id="TypeVar"), args=[_, _, *_]):
+                node.value = ast.Name("Any", ast.Load())
         return node
 
 

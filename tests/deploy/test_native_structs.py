@@ -1,6 +1,7 @@
 """Sources as mypyc gets them do what they did."""
 
 import ast
+from typing import Any, TypeVar
 
 from deploy.compilation.compiled_modules import compiled_sources, sources_folder
 from deploy.compilation.native_structs import compilable
@@ -55,6 +56,22 @@ def test_compilable__structs__are_made_compared_and_hashed_as_before():
 
 def test_compilable__sum_of_a_generator__adds_up_a_list():
     assert compilable("x = sum(i for i in y if i)") == "x = sum([i for i in y if i])"
+
+
+def test_compilable__function_of_floats_and_of_arrays__becomes_one_of_anything():
+    source = """
+from typing import TypeVar
+Amount = TypeVar('Amount', float, complex)
+Other = TypeVar('Other')
+
+def twice(x: Amount) -> Amount:
+    return 2 * x
+"""
+    names = defined(compilable(source))
+
+    assert names["Amount"] is Any
+    assert isinstance(names["Other"], TypeVar)
+    assert (names["twice"](1.5), names["twice"](1j)) == (3.0, 2j)
 
 
 def test_compilable__isinstance_of_a_union__asks_for_any_of_its_members():
