@@ -42,7 +42,7 @@ class IdleRows:
         return (row for row, place in enumerate(self._place_of[self._number_of[model]]) if place >= 0)
 
     def add(self, model: str, row: int) -> None:
-        """As the most recently used."""
+        """Makes it the most recently used."""
         number = self._number_of[model]
         self._place_of[number][row] = len(self._order)
         self._order.append(number << _ROW_BITS | row)
