@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdmux_actor.kv.geometry import KvGeometry
-from pdmux_actor.kv.idle_rows import IdleRows
-from pdmux_actor.kv.prefix_cache import PrefixCache, PrefixHash, PrefixMatch
+from pdmux_actor.kv.prefix_cache import IdleRows, PrefixCache, PrefixHash, PrefixMatch
 
 Blocks = npt.NDArray[np.int64]
 

@@ -3,7 +3,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_actor.kv.idle_rows import IdleRows
+from pdmux_actor.kv.prefix_cache import IdleRows
 
 MODELS, ROWS = ("a", "b"), 40
 
