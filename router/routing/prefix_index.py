@@ -1,10 +1,11 @@
 """Remembers which units may still hold the KV of a prompt's start."""
 
 import hashlib
+import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from pdmux_actor.kv.prefix_cache import TOKEN_BYTES, prefix_root, token_bytes
+from pdmux_actor.kv.prefix_cache import TOKEN_BYTES, prefix_root
 
 BLOCK_TOKENS = 64
 _MAX_BLOCKS = 128  # longer prefixes count as this long
@@ -23,7 +24,8 @@ def prefix_names(model: str, token_ids: Sequence[int], salt: str = "") -> tuple[
     """
     names: list[bytes] = []
     name = prefix_root(salt) + model.encode() if salt else model.encode()
-    data = token_bytes(token_ids[: _MAX_BLOCKS * BLOCK_TOKENS])
+    tokens = token_ids[: _MAX_BLOCKS * BLOCK_TOKENS]
+    data = struct.pack(f"{len(tokens)}q", *tokens)
     step = BLOCK_TOKENS * TOKEN_BYTES
     for start in range(0, len(data) - step + 1, step):
         digest = hashlib.blake2b(name, digest_size=16)
