@@ -46,6 +46,7 @@ LONG: Sequence[str] = (
     "tests/e2e/test_fleet_disaggregated.py",
     # mypyc and a C compiler work for minutes.
     "tests/deploy/test_compiled_modules.py::test_compiled__any_policy__decides_to_the_byte_what_python_does",
+    "tests/deploy/test_compiled_modules.py::test_engine_on_cores__run_by_compiled_program__says_what_it_says_as_python",
     "tests/deploy/test_compiled_modules.py::test_compare__in_processes_of_their_own__runs_what_is_compiled",
     # Ray starts six more times.
     "tests/e2e/test_serve_deploy.py",

@@ -75,6 +75,9 @@ def recorded(environment: dict[str, str]) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
+pytestmark = pytest.mark.timeout(1200)  # beside other tests the compilers work for minutes
+
+
 @pytest.fixture(scope="module")
 def _compiled():
     try:
