@@ -1,10 +1,10 @@
 """The newest view of the fleet, and a way to wait for the next one."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdmux_actor.lease import ModelPhase
+from router.change_signal import ChangeSignal
 from router.view import FleetView, ModelCard
 
 _MOVE_S = 60.0  # models that come and go lower the quotas of their neighbours for about so long
@@ -33,7 +33,7 @@ class LiveView:
         self._cards: Mapping[str, ModelCard] = {}
         self._max_model_lens: dict[str, ContextLengths] = {}
         self._ready: frozenset[str] = frozenset()
-        self._changed = asyncio.Event()
+        self._signal = ChangeSignal()
         self.updated_s: float | None = None
 
     @property
@@ -54,8 +54,7 @@ class LiveView:
         self._ready = frozenset(ready)
         self._max_model_lens = known | {m: _offered(known.get(m), tokens, now_s) for m, tokens in lengths.items()}
         self.updated_s = now_s
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._signal.tell()
 
     def card(self, model: str) -> ModelCard | None:
         return self._cards.get(model)
@@ -88,15 +87,11 @@ class LiveView:
     async def first(self) -> None:
         """Returns once there is a view."""
         while self.updated_s is None:
-            await self._changed.wait()  # no deadline: Serve shows the replica as starting for so long
+            await self._signal.changed()  # no deadline: Serve shows the replica as starting for so long
 
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next update, or after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 can lose a cancellation
-                await self._changed.wait()
-        except TimeoutError:
-            return
+        await self._signal.changed_within(timeout_s)
 
 
 def _offered(before: ContextLengths | None, tokens: int, now_s: float) -> ContextLengths:

@@ -1,9 +1,9 @@
 """Gateways wait here for a view of the fleet, or for one that tells them something new."""
 
-import asyncio
 import time
 
 from deploy.control.control_loop import ControlLoop
+from router.change_signal import ChangeSignal
 
 _LOOK_S = 1.0  # what only time changes (a silent unit is gone, a gateway) is looked for so often
 _WARM_UP_LOOK_S = 0.1
@@ -13,34 +13,26 @@ class WaitingGateways:
     def __init__(self, loop: ControlLoop) -> None:
         self._loop = loop
         self._version: tuple[int, ...] | None = None
-        self._changed = asyncio.Event()
+        self._signal = ChangeSignal()
 
     def look(self) -> None:
         """Wakes those that wait, if there is something new. To be called when the control loop was told anything."""
         version = self._loop.view_version(time.monotonic())
         if version != self._version:
             self._version = version
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            self._signal.tell()
 
     async def until_view(self) -> tuple[int, ...]:
         """Returns the version of the view as soon as there is one."""
         # no deadline: a fresh control loop waits for units for a few seconds only
         while (version := self._loop.view_version(time.monotonic())) is None:
-            await self._until_changed(_WARM_UP_LOOK_S)
+            await self._signal.changed_within(_WARM_UP_LOOK_S)
         return version
 
     async def until_news(self, gateway_id: str, known: tuple[int, ...] | None, wait_s: float) -> tuple[int, ...]:
         """Returns when the view has another version than `known`, and after `wait_s` at the latest."""
         until_s = time.monotonic() + wait_s
         while (version := await self.until_view()) == known and (left_s := until_s - time.monotonic()) > 0:
-            await self._until_changed(min(left_s, _LOOK_S))
+            await self._signal.changed_within(min(left_s, _LOOK_S))
             self._loop.hear_waiting(gateway_id, time.monotonic())
         return version
-
-    async def _until_changed(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 can lose a cancellation
-                await self._changed.wait()
-        except TimeoutError:
-            return
