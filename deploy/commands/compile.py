@@ -14,8 +14,9 @@ def compile(
         bool, typer.Option("--clean", help="Remove what was compiled, of any version, and compile nothing.")
     ] = False,
 ) -> None:
-    """Compile what simulations spend their time in, once for a version: MUXFLEET_COMPILED=1 then uses it. It takes a
-    few minutes, a C compiler and mypyc (pip install 'muxfleet[compiled]'). Decisions and figures stay the same.
+    """Compile what simulations and engines on cores spend their time in, once for a version: MUXFLEET_COMPILED=1 then
+    uses it. It takes a few minutes, a C compiler and mypyc (pip install 'muxfleet[compiled]'). Decisions and figures
+    stay the same.
 
     Example: muxfleet compile
     """
