@@ -26,7 +26,10 @@ SUMMARIES: Mapping[str, str] = {
     "bench": "Replay a trace against an endpoint at its arrival times, never waiting for earlier answers.",
     "simulate": "Run a fleet in virtual time: its scheduler, router and placement on a latency model.",
     "compare": "Simulate a figure of a paper, and print what was published beside it.",
-    "compile": "Compile what simulations spend their time in, once for a version: MUXFLEET_COMPILED=1 then uses it.",
+    "compile": (
+        "Compile what simulations and engines on cores spend their time in, once for a version: "
+        "MUXFLEET_COMPILED=1 then uses it."
+    ),
     "report": (
         "Write one self-contained page about runs of simulate, bench or compare: plots, tables, the fleet, the command."
     ),
