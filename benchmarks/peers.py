@@ -1,7 +1,7 @@
 """muxfleet beside what a user would pick instead: the same checkpoint, the same cores, one client, blocks by turns.
 
     python benchmarks/peers.py --json FILE [--quick] [--systems muxfleet,vllm] [--work decode,prefill,chat,mix,models]
-                               [--checkpoint smollm2-135m]
+                               [--checkpoint smollm2-135m] [--rates chat=1,2 --every-rate]
 
 Each peer is installed into an environment of its own, `.peers/NAME`, at first use (vLLM: 3.5 GB; llama.cpp is built
 for this CPU). A block starts a system, asks all the work of it and ends it; systems alternate, each round begins with
@@ -16,7 +16,6 @@ the file of --json holds already is not measured again: an interrupted run goes 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -32,6 +31,7 @@ from engines.llama_checkpoint import DEFAULT_CACHE
 from peer_systems import work
 from peer_systems.blocks import Block, SystemFailed, measured_blocks, rising
 from peer_systems.checkpoints import CHECKPOINTS
+from peer_systems.earlier_blocks import earlier_blocks
 from peer_systems.environments import FILLS, FOLDER, NotInstallable, environment_of
 from peer_systems.machine_watch import MachineWatch
 from peer_systems.rates import LOADS, given_rates
@@ -56,6 +56,7 @@ class Plan:
 
     work: tuple[str, ...]
     rates_per_s: Mapping[str, tuple[float, ...]]
+    every_rate: bool
     seconds: float
     prefill_tokens: tuple[int, ...]
     prompts: int
@@ -75,6 +76,7 @@ class Plan:
         return cls(
             work=wanted,
             rates_per_s={"chat": chat, "mix": mix, "models": chat} | given_rates(args.rates),
+            every_rate=args.every_rate,
             seconds=args.seconds or (15.0 if args.quick else 60.0),
             prefill_tokens=work.PREFILL_TOKENS[: 2 if args.quick else 3],
             prompts=2 if args.quick else 4,
@@ -175,7 +177,7 @@ class Measuring:
         return work.load_figures(answers, ttft_s=self._plan.ttft_s, tbt_s=self.tbt_s)
 
     def _goodput(self, kind: str, attempt: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
-        goodput, tried = rising(self._plan.rates_per_s[kind], attempt)
+        goodput, tried = rising(self._plan.rates_per_s[kind], attempt, every=self._plan.every_rate)
         return {"goodput_per_s": goodput, "tried": tried}
 
     def _set_target(self, step_s: float | None) -> None:
@@ -184,16 +186,6 @@ class Measuring:
 
     def _log(self, system: str) -> Path:
         return FOLDER / "logs" / f"{system}.log"
-
-
-def known_blocks(path: Path | None, checkpoint: str) -> tuple[list[Block], float | None]:
-    """What an earlier run of the same checkpoint left in the file, and its target of a gap."""
-    if path is None or not path.exists():
-        return [], None
-    report = json.loads(path.read_text(encoding="utf-8"))
-    if report.get("checkpoint", "random-100m") != checkpoint:
-        raise SystemExit(f"--json {path}: holds blocks of {report['checkpoint']}; name another file for {checkpoint}")
-    return [Block(**row) for row in report["rows"]], report["tbt_target_s"]
 
 
 def shown(blocks: Sequence[Block]) -> list[dict[str, object]]:
@@ -232,6 +224,7 @@ def main() -> None:
     parser.add_argument(
         "--rates", nargs="+", default=(), metavar="KIND=R,R", help="requests/s to try, rising: mix=0.4 chat=1,2"
     )
+    parser.add_argument("--every-rate", action="store_true", help="go on after the first rate that is too much")
     parser.add_argument("--any-load", action="store_true", help="try it on a busy machine: the figures mean nothing")
     parser.add_argument("--install", action="store_true", help="install the peers and end")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoint is written")
@@ -244,7 +237,7 @@ def main() -> None:
         return
     if (load := os.getloadavg()[0]) > MOST_LOAD and not args.any_load:
         parser.error(f"the load is {load:.1f}, above {MOST_LOAD}: wait until nothing else runs, or try with --any-load")
-    known, known_tbt_s = known_blocks(args.json, args.checkpoint)
+    known, known_tbt_s = earlier_blocks(args.json, args.checkpoint, asdict(plan))
     if not set(LOADS).isdisjoint(plan.work) and "decode" not in plan.work and plan.tbt_s is None:
         parser.error("--work without decode: give --tbt, the target of a gap")
     checkpoint, watch = CHECKPOINTS[args.checkpoint](args.cache), MachineWatch()
@@ -256,6 +249,7 @@ def main() -> None:
             args.json,
             machine_facts(),
             rows,
+            checkpoint=args.checkpoint,
             plan=setting,
             tbt_target_s=measure.tbt_s,
             left_out=left_out,

@@ -1,10 +1,13 @@
 """The logic of benchmarks/peers.py with systems that are made up: turns, dropping, resuming, goodput, figures."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from peer_systems.blocks import Block, SystemFailed, measured_blocks, order, rising
+from peer_systems.earlier_blocks import earlier_blocks
 from peer_systems.environments import name_metadata_vllm
 from peer_systems.rates import given_rates
 from peer_systems.serving import marked_cpu_s
@@ -204,3 +208,41 @@ def test_rates__given_for_two_kinds__are_those():
 def test_rates__not_to_be_used__are_named_with_what_is_wanted(word):
     with pytest.raises(SystemExit, match=rf"--rates {word}: give one of chat, mix, models"):
         given_rates([word])
+
+
+def test_rising__every_rate__goes_on_after_a_miss_and_counts_what_was_before_it() -> None:
+    goodput, tried = rising([1.0, 2.0, 3.0], lambda rate: {"passed": rate != 2.0}, every=True)
+
+    assert goodput == 1.0
+    assert [attempt["rate_per_s"] for attempt in tried] == [1.0, 2.0, 3.0]
+
+
+PLAN = {"work": ("chat",), "rates_per_s": {"chat": (1.0, 2.0)}, "seconds": 60.0}
+BLOCK = Block(system="vllm", round=0, foreign_cores=0.0, figures={"start_s": 60.0})
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "peers.json"
+    rows = [asdict(BLOCK)]
+    path.write_text(json.dumps({"checkpoint": "smollm2-135m", "plan": PLAN, "tbt_target_s": 0.04, "rows": rows}))
+    return path
+
+
+def test_earlier_blocks__asked_for_the_same__are_kept(report: Path) -> None:
+    assert earlier_blocks(report, "smollm2-135m", PLAN) == ([BLOCK], 0.04)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "plan", "words"),
+    [
+        ("random-100m", PLAN, "checkpoint smollm2-135m and not random-100m"),
+        ("smollm2-135m", {**PLAN, "seconds": 15.0}, "seconds 60.0 and not 15.0"),
+        ("smollm2-135m", {**PLAN, "rates_per_s": {"chat": (4.0,)}}, "not {'chat': [4.0]}"),
+    ],
+)
+def test_earlier_blocks__of_another_plan__are_refused(
+    report: Path, checkpoint: str, plan: dict[str, object], words: str
+) -> None:
+    with pytest.raises(SystemExit, match=re.escape(words)):
+        earlier_blocks(report, checkpoint, plan)

@@ -88,14 +88,18 @@ def measured_blocks(
 
 
 def rising(
-    rates_per_s: Sequence[float], attempt: Callable[[float], Mapping[str, Any]]
+    rates_per_s: Sequence[float], attempt: Callable[[float], Mapping[str, Any]], *, every: bool = False
 ) -> tuple[float | None, list[dict[str, Any]]]:
-    """Tries rates until one fails; the last that passed, None without, and what each attempt gave."""
-    goodput, tried = None, []
+    """Tries rates until one fails, or `every` one; the last before the first that failed, None without, and what each
+    attempt gave.
+    """
+    goodput, tried, missed = None, [], False
     for rate in rates_per_s:
         outcome = attempt(rate)
         tried.append({"rate_per_s": rate, **outcome})
-        if not outcome["passed"]:
+        missed = missed or not outcome["passed"]
+        if missed and not every:
             break
-        goodput = rate
+        if not missed:
+            goodput = rate
     return goodput, tried
