@@ -119,11 +119,18 @@ class Int8Linear:
         steps = torch.linalg.vector_norm(inputs, float("inf"), dim=1, keepdim=True, dtype=torch.float32)
         steps = steps.clamp_(min=torch.finfo(torch.float32).tiny * _INT8_MAX).div_(_INT8_MAX)
         levels = inputs.div(steps).add_(_UINT8_ZERO + 0.5).to(torch.uint8)  # the cast cuts off
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            levels, 1.0, _UINT8_ZERO, self._levels, self._row_scale, self._zeros, None, 1.0, 0, self._product_dtype,
-            "none", [], "",
-        )  # fmt: skip
+        if torch.cpu._is_vnni_supported():
+            product = self._onednns(levels, 1.0, _UINT8_ZERO, self._product_dtype)
+        else:  # oneDNN adds pairs of products in 16 bits, which saturate: of 7 bits none does
+            product = self._onednns(levels >> 1, 2.0, _UINT8_ZERO // 2, torch.float32)
+            product += self._onednns(levels & 1, 1.0, 0, torch.float32)
         return product.mul_(steps).to(inputs.dtype)
+
+    def _onednns(self, levels: Tensor, step: float, zero: int, dtype: torch.dtype) -> Tensor:
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            levels, step, zero, self._levels, self._row_scale, self._zeros, None, 1.0, 0, dtype, "none", [], "",
+        )  # fmt: skip
+        return product
 
 
 class Int4Linear:

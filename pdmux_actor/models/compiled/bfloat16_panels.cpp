@@ -12,6 +12,13 @@ using namespace muxfleet;
 namespace {
 
 constexpr int kPanelRows = 16, kPanelsAtOnce = 4, kAheadBytes = 1024;
+// Of a tile: what its sums leave room for in the registers.
+constexpr int kMostTokens = kHas32Registers ? 12 : 6, kTokensOfTwoPanels = kHas32Registers ? 12 : 3;
+constexpr int kTokensOfFourPanels = kHas32Registers ? 6 : 1;
+
+constexpr bool fits(int tokens, int panels) {
+    return tokens <= (panels > 2 ? kTokensOfFourPanels : panels > 1 ? kTokensOfTwoPanels : kMostTokens);
+}
 
 struct Out {
     const u16 *bias, *addend;
@@ -60,8 +67,7 @@ void tile(const u16* panels, int64_t k, const u16* x, int64_t m, int64_t row, co
 template <int NB, bool IsFirst>
 void tiles(int64_t tokens, const u16* panels, int64_t k, const u16* x, int64_t m, int64_t row, const Out& o) {
     switch (tokens) {
-// Four panels at once are for six tokens at most: the registers hold no more.
-#define TOKENS(MR) case MR: return tile<MR, (MR > 6 && NB > 2) ? 2 : NB, IsFirst>(panels, k, x, m, row, o);
+#define TOKENS(MR) case MR: if constexpr (fits(MR, NB)) tile<MR, NB, IsFirst>(panels, k, x, m, row, o); return;
         TOKENS(1) TOKENS(2) TOKENS(3) TOKENS(4) TOKENS(5) TOKENS(6)
         TOKENS(7) TOKENS(8) TOKENS(9) TOKENS(10) TOKENS(11) TOKENS(12)
 #undef TOKENS
@@ -73,8 +79,8 @@ void group(int64_t first, int64_t last, const u16* w, int64_t k, const u16* x, i
     for (int64_t p = first; p < last;) {
         const u16* panel = w + p * kPanelRows * k;
         int64_t row = p * kPanelRows;
-        if (tokens <= 6 && last - p >= 4) { tiles<4, IsFirst>(tokens, panel, k, x, m, row, o); p += 4; }
-        else if (last - p >= 2) { tiles<2, IsFirst>(tokens, panel, k, x, m, row, o); p += 2; }
+        if (tokens <= kTokensOfFourPanels && last - p >= 4) { tiles<4, IsFirst>(tokens, panel, k, x, m, row, o); p += 4; }
+        else if (tokens <= kTokensOfTwoPanels && last - p >= 2) { tiles<2, IsFirst>(tokens, panel, k, x, m, row, o); p += 2; }
         else { tiles<1, IsFirst>(tokens, panel, k, x, m, row, o); p += 1; }
     }
 }
@@ -85,7 +91,7 @@ void group(int64_t first, int64_t last, const u16* w, int64_t k, const u16* x, i
 extern "C" void muxfleet_panel_linear(const u16* w, int64_t n, int64_t k, const u16* x, int64_t m, const u16* bias,
                                       const u16* addend, u16* y) {
     Out o{bias, addend, y, n};
-    int64_t most_tokens = m <= 12 ? 12 : 6;  // of a tile
+    int64_t most_tokens = m <= kMostTokens ? kMostTokens : 6;
     int64_t panels = n / kPanelRows, m_tiles = (m + most_tokens - 1) / most_tokens;
     int64_t at_once = kPanelsAtOnce;  // fewer where threads would get unequal parts
     while (at_once > 1 && panels < 4 * at_once * omp_get_max_threads()) at_once /= 2;

@@ -1,5 +1,5 @@
 // Products of 8-bit weights and activations that are rounded to 8 bits token by token: sums of integers, which are exact,
-// so a token's values do not depend on its neighbours. Needs VNNI.
+// so a token's values do not depend on its neighbours.
 //
 // Weights lie in panels of 16 rows: of each four columns, 16 rows of four levels side by side.
 #include <vector>
@@ -10,7 +10,14 @@ using namespace muxfleet;
 
 namespace {
 
-constexpr int kPanelRows = 16, kPanelsAtOnce = 4, kMostTokens = 12;
+constexpr int kPanelRows = 16, kPanelsAtOnce = 4;
+// Of a tile: what its sums leave room for in the registers.
+constexpr int kMostTokens = kHas32Registers ? 12 : 4, kTokensOfTwoPanels = kHas32Registers ? 12 : 2;
+constexpr int kTokensOfFourPanels = kHas32Registers ? 4 : 1;
+
+constexpr bool fits(int tokens, int panels) {
+    return tokens <= (panels > 2 ? kTokensOfFourPanels : panels > 1 ? kTokensOfTwoPanels : kMostTokens);
+}
 
 inline __m512 read16(const void* from, int64_t at, bool is_float) {
     return is_float ? _mm512_loadu_ps((const float*)from + at) : wide16((const u16*)from + at);
@@ -69,8 +76,7 @@ void tile(const int8_t* panels, int64_t k, const uint8_t* x, int64_t m, int64_t 
 template <int NB>
 void tiles(int64_t tokens, const int8_t* panels, int64_t k, const uint8_t* x, int64_t m, int64_t row, const Out& o) {
     switch (tokens) {
-// Four panels at once are for four tokens at most: the registers hold no more.
-#define TOKENS(MR) case MR: return tile<MR, (MR > 4 && NB > 2) ? 2 : NB>(panels, k, x, m, row, o);
+#define TOKENS(MR) case MR: if constexpr (fits(MR, NB)) tile<MR, NB>(panels, k, x, m, row, o); return;
         TOKENS(1) TOKENS(2) TOKENS(3) TOKENS(4) TOKENS(5) TOKENS(6)
         TOKENS(7) TOKENS(8) TOKENS(9) TOKENS(10) TOKENS(11) TOKENS(12)
 #undef TOKENS
@@ -118,8 +124,8 @@ extern "C" void muxfleet_int8_linear(const int8_t* weight, const int32_t* shift,
                 for (int64_t p = first; p < last;) {
                     const int8_t* panel = weight + p * kPanelRows * k;
                     int64_t row = p * kPanelRows;
-                    if (tokens <= 4 && last - p >= 4) { tiles<4>(tokens, panel, k, levels, at, row, o); p += 4; }
-                    else if (last - p >= 2) { tiles<2>(tokens, panel, k, levels, at, row, o); p += 2; }
+                    if (tokens <= kTokensOfFourPanels && last - p >= 4) { tiles<4>(tokens, panel, k, levels, at, row, o); p += 4; }
+                    else if (tokens <= kTokensOfTwoPanels && last - p >= 2) { tiles<2>(tokens, panel, k, levels, at, row, o); p += 2; }
                     else { tiles<1>(tokens, panel, k, levels, at, row, o); p += 1; }
                 }
             }

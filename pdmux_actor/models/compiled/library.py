@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,24 +20,26 @@ import torch
 _LOG = logging.getLogger(__name__)
 
 _COMPILERS = ("g++", "c++", "clang++")
-_HEADERS = ("bfloat16_lanes.h",)
-# Named, not -march=native: a library then runs on every machine that it `suits`, also from a shared home.
+_HEADERS = ("avx512_by_avx2.h", "bfloat16_lanes.h")
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
     # Without contraction a value is rounded alike whatever number of tokens and whatever library it is compiled for.
     "-ffp-contract=off",
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
 )
+# Named, not -march=native: a library then runs on every machine with those instructions, also from a shared home.
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+AVX2 = ("-mavx2", "-mfma")
 _COMPILE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSources:
-    """Says what one library is compiled of, beside the common flags, for which CPUs, and which models it serves."""
+    """Says what one library is compiled of, and which models it serves. `flags_here`, beside the common ones, name the
+    instructions; None: on this CPU others are faster, or it lacks what the kernels need.
+    """
 
     files: tuple[str, ...]
-    flags: tuple[str, ...]
-    suits: Callable[[], bool]
+    flags_here: Callable[[], tuple[str, ...] | None]
     serves: str
 
 
@@ -52,11 +54,11 @@ def cached_folder() -> Path:
 
 def compiled_library(folder: Path, sources: KernelSources) -> ctypes.CDLL | None:
     """Loads the kernels from `folder`, or compiles them into it now (some seconds); None where they cannot be had."""
-    if not sources.suits():
+    if (instructions := sources.flags_here()) is None:
         return None
     slower = f"{sources.serves} models run by torch's operators, slower"
     try:
-        return ctypes.CDLL(str(_compiled(folder, sources)))
+        return ctypes.CDLL(str(_compiled(folder, sources.files, instructions)))
     except _NoCompilerError:
         _LOG.info("no C++ compiler (%s): %s", ", ".join(_COMPILERS), slower)
     except (OSError, subprocess.SubprocessError) as error:
@@ -70,26 +72,33 @@ class _NoCompilerError(Exception):
 
 def multiply_best() -> bool:
     """Returns whether the kernels' products are the fastest ones here. They widen bfloat16 and multiply in float32,
-    which pays on Intel's CPUs without a matrix unit. Others multiply bfloat16 at a higher rate (panel_linear.py).
+    which pays on Intel's CPUs without a matrix unit, and wherever there is AVX2 only: torch multiplies bfloat16 an
+    eighth as fast as float32 there. Others multiply bfloat16 at a higher rate (panel_linear.py).
     """
-    return _is_intel() and not torch.cpu._is_amx_tile_supported()
+    return _widest() == AVX2 or (_is_intel() and not torch.cpu._is_amx_tile_supported())
 
 
-def _suits_int8() -> bool:
+def _int8_flags() -> tuple[str, ...] | None:
     """A CPU with a matrix unit multiplies integers faster by oneDNN."""
-    return _has_wide_vectors() and torch.cpu._is_vnni_supported() and not torch.cpu._is_amx_tile_supported()
+    if (widest := _widest()) != AVX512:
+        return widest
+    suits = torch.cpu._is_vnni_supported() and not torch.cpu._is_amx_tile_supported()
+    return (*AVX512, "-mavx512vnni") if suits else None
 
 
-def _suits_panels() -> bool:
+def _panel_flags() -> tuple[str, ...] | None:
     """A CPU with a matrix unit multiplies bfloat16 faster by oneDNN; for Intel's without one see `multiply_best`."""
+    if (widest := _widest()) != AVX512:
+        return widest
     multiplies = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported()
-    return _has_wide_vectors() and multiplies and not _is_intel() and not torch.cpu._is_amx_tile_supported()
+    suits = multiplies and not _is_intel() and not torch.cpu._is_amx_tile_supported()
+    return (*AVX512, "-mavx512bf16", "-mavx512vnni") if suits else None
 
 
-def _has_wide_vectors() -> bool:
+def _widest() -> tuple[str, ...] | None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return False
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+        return None
+    return {"AVX512": AVX512, "AVX2": AVX2}.get(torch.backends.cpu.get_cpu_capability())
 
 
 def _is_intel() -> bool:
@@ -101,8 +110,7 @@ def _is_intel() -> bool:
 
 BFLOAT16_KERNELS = KernelSources(
     files=("products.cpp", "mxfp4_products.cpp", "decode_attention.cpp", "layer_parts.cpp"),
-    flags=(),
-    suits=_has_wide_vectors,
+    flags_here=_widest,
     serves="bfloat16",
 )
 PANEL_KERNELS = KernelSources(
@@ -110,22 +118,20 @@ PANEL_KERNELS = KernelSources(
         *("bfloat16_panels.cpp", "int8_products.cpp"),
         *("prompt_attention.cpp", "decode_attention.cpp", "layer_parts.cpp", "decode_layers.cpp"),
     ),
-    flags=("-mavx512bf16", "-mavx512vnni"),
-    suits=_suits_panels,
+    flags_here=_panel_flags,
     serves="bfloat16",
 )
 INT8_KERNELS = KernelSources(
     files=("int8_products.cpp",),
-    flags=("-mavx512vnni",),
-    suits=_suits_int8,
+    flags_here=_int8_flags,
     serves="int8",
 )
 
 
-def _compiled(folder: Path, sources: KernelSources) -> Path:
-    here, flags = Path(__file__).parent, (*_FLAGS, *sources.flags)
+def _compiled(folder: Path, files: Sequence[str], instructions: Sequence[str]) -> Path:
+    here, flags = Path(__file__).parent, (*_FLAGS, *instructions)
     known = hashlib.sha256(" ".join(flags).encode())
-    for name in (*sources.files, *_HEADERS):
+    for name in (*files, *_HEADERS):
         known.update((here / name).read_bytes())
     library = folder / f"{known.hexdigest()[:16]}.so"
     if library.exists():
@@ -137,7 +143,7 @@ def _compiled(folder: Path, sources: KernelSources) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         target = Path(unfinished) / library.name
         subprocess.run(
-            [compiler, *flags, "-o", str(target), *(str(here / name) for name in sources.files)],
+            [compiler, *flags, "-o", str(target), *(str(here / name) for name in files)],
             check=True,
             capture_output=True,
             text=True,

@@ -8,6 +8,8 @@ using namespace muxfleet;
 
 namespace {
 
+constexpr int kMostTokens = kHas32Registers ? 6 : 2;  // of a tile: what its sums leave room for in the registers
+
 struct Out { const u16* bias; const u16* addend; u16* y; float* y32; int64_t n; };
 
 inline void put(const Out& o, int64_t m, int64_t n, int count, __m128 sums) {
@@ -53,10 +55,9 @@ void tiles(int rows, const u16* w, int64_t k, const float* x, int64_t m, int64_t
     switch (rows) {
         case 1: return tile<1, NR>(w, k, x, m, n, o, live);
         case 2: return tile<2, NR>(w, k, x, m, n, o, live);
-        case 3: return tile<3, NR>(w, k, x, m, n, o, live);
-        case 4: return tile<4, NR>(w, k, x, m, n, o, live);
-        case 5: return tile<5, NR>(w, k, x, m, n, o, live);
-        default: return tile<6, NR>(w, k, x, m, n, o, live);
+#define TOKENS(MR) case MR: if constexpr (MR <= kMostTokens) tile<MR, NR>(w, k, x, m, n, o, live); return;
+        TOKENS(3) TOKENS(4) TOKENS(5) TOKENS(6)
+#undef TOKENS
     }
 }
 }  // namespace
@@ -64,8 +65,8 @@ void tiles(int rows, const u16* w, int64_t k, const float* x, int64_t m, int64_t
 extern "C" void muxfleet_linear(const u16* w, int64_t n_rows, int64_t k, const u16* x, const float* x32, int64_t m_rows,
                                 const u16* bias, const u16* addend, u16* y, float* y32, float* wide) {
     Out o{bias, addend, y, y32, n_rows};
-    int64_t m_tiles = (m_rows + 5) / 6;
-    int NR = m_rows <= 2 ? 8 : 4;
+    int64_t m_tiles = (m_rows + kMostTokens - 1) / kMostTokens;
+    int NR = kHas32Registers && m_rows <= 2 ? 8 : 4;
     int64_t block = 64;
     int64_t blocks = (n_rows + block - 1) / block;
 #pragma omp parallel
