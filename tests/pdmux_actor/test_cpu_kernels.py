@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_tensors import drawn
+from kernel_libraries import VARIANTS, library_for
 from torch import Tensor
 from torch.nn import functional
 
@@ -34,12 +35,9 @@ from profiler.specs import ModelSpec
 TOLERANCE = 1 / 128  # half of bfloat16's last place, and what sums add
 
 
-@pytest.fixture(scope="module")
-def kernels() -> CpuKernels:
-    made = CpuKernels.compiled_into(library.cached_folder())
-    if made is None:
-        pytest.skip("no compiler here, or a CPU that the kernels are not for")
-    return made
+@pytest.fixture(scope="module", params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    return CpuKernels(library_for(request.param, library.BFLOAT16_KERNELS))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 8, 13, 100])

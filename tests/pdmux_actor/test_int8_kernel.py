@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt, outputs
+from kernel_libraries import VARIANTS, library_for
 from torch import Tensor
 
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear, Int8Kernels
-from pdmux_actor.models.compiled.library import cached_folder
+from pdmux_actor.models.compiled.library import INT8_KERNELS
 from pdmux_actor.models.quantised import Int8Linear, projection_maker
 from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to_int8
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
@@ -18,12 +19,9 @@ SHAPES = [(16, 16), (64, 96), (48, 160), (176, 64), (112, 2048)]  # one panel, t
 TOKENS = [1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 25, 100]
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Int8Kernels:
-    made = Int8Kernels.compiled_into(cached_folder())
-    if made is None:
-        pytest.skip("no compiler here, or a CPU that the kernel is not for")
-    return made
+@pytest.fixture(scope="module", params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> Int8Kernels:
+    return Int8Kernels(library_for(request.param, INT8_KERNELS))
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

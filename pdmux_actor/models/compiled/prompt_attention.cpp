@@ -10,6 +10,8 @@ namespace {
 
 constexpr int64_t kKeys = 64;  // of a block: four panels of 16
 constexpr int kQueries = 6, kItemQueries = 24, kMostDim = 256;
+// Whose sums for all queries the registers hold at once.
+constexpr int kKeyPanels = kHas32Registers ? 4 : 1, kValuePanels = kHas32Registers ? 2 : 1;
 
 struct Shape {
     int64_t tokens, keys, dim, window;  // the tokens are the last ones of the keys
@@ -62,21 +64,29 @@ void attend(const u16* const* queries, const u16* keys, const u16* values, int64
     int64_t least = s.window ? std::max<int64_t>(0, of_key[0] + 1 - s.window) : 0;
     for (int64_t block = least / kKeys * kKeys; block <= of_key[kQueries - 1]; block += kKeys) {
         __m512 score[kQueries][4];
+#pragma GCC unroll 4
+        for (int first = 0; first < 4; first += kKeyPanels) {
+            __m512 sum[kQueries][kKeyPanels];
 #pragma GCC unroll 6
-        for (int i = 0; i < kQueries; i++)
+            for (int i = 0; i < kQueries; i++)
 #pragma GCC unroll 4
-            for (int b = 0; b < 4; b++) score[i][b] = _mm512_setzero_ps();
-        const u16* of_block = keys + block * s.dim;
-        for (int64_t q = 0; q < s.dim; q += 2) {
-            __m512bh w[4];
+                for (int b = 0; b < kKeyPanels; b++) sum[i][b] = _mm512_setzero_ps();
+            const u16* of_panels = keys + (block + first * 16) * s.dim;
+            for (int64_t q = 0; q < s.dim; q += 2) {
+                __m512bh w[kKeyPanels];
 #pragma GCC unroll 4
-            for (int b = 0; b < 4; b++) w[b] = (__m512bh)_mm512_loadu_si512(of_block + b * 16 * s.dim + q * 16);
+                for (int b = 0; b < kKeyPanels; b++) w[b] = (__m512bh)_mm512_loadu_si512(of_panels + b * 16 * s.dim + q * 16);
 #pragma GCC unroll 6
-            for (int i = 0; i < kQueries; i++) {
-                __m512bh a = twice(queries[i] + q);
+                for (int i = 0; i < kQueries; i++) {
+                    __m512bh a = twice(queries[i] + q);
 #pragma GCC unroll 4
-                for (int b = 0; b < 4; b++) score[i][b] = _mm512_dpbf16_ps(score[i][b], w[b], a);
+                    for (int b = 0; b < kKeyPanels; b++) sum[i][b] = _mm512_dpbf16_ps(sum[i][b], w[b], a);
+                }
             }
+#pragma GCC unroll 6
+            for (int i = 0; i < kQueries; i++)
+#pragma GCC unroll 4
+                for (int b = 0; b < kKeyPanels; b++) score[i][first + b] = sum[i][b];
         }
         bool is_whole = block + kKeys - 1 <= of_key[0] && (!s.window || block > of_key[kQueries - 1] - s.window);
 #pragma GCC unroll 6
@@ -119,27 +129,27 @@ void attend(const u16* const* queries, const u16* keys, const u16* values, int64
             sums[i] += _mm512_reduce_add_ps(added);
         }
         const u16* of_values = values + block * s.dim;
-        for (int64_t d = 0; d < s.dim; d += 32) {
-            __m512 sum[kQueries][2];
+        for (int64_t d = 0; d < s.dim; d += 16 * kValuePanels) {
+            __m512 sum[kQueries][kValuePanels];
 #pragma GCC unroll 6
             for (int i = 0; i < kQueries; i++)
 #pragma GCC unroll 2
-                for (int b = 0; b < 2; b++) sum[i][b] = _mm512_load_ps(acc + i * s.dim + d + b * 16);
+                for (int b = 0; b < kValuePanels; b++) sum[i][b] = _mm512_load_ps(acc + i * s.dim + d + b * 16);
             for (int64_t t = 0; t < kKeys; t += 2) {
-                __m512bh w[2];
+                __m512bh w[kValuePanels];
 #pragma GCC unroll 2
-                for (int b = 0; b < 2; b++) w[b] = (__m512bh)_mm512_loadu_si512(of_values + (d + b * 16) * kKeys + t * 16);
+                for (int b = 0; b < kValuePanels; b++) w[b] = (__m512bh)_mm512_loadu_si512(of_values + (d + b * 16) * kKeys + t * 16);
 #pragma GCC unroll 6
                 for (int i = 0; i < kQueries; i++) {
                     __m512bh a = twice(&p[i][t]);
 #pragma GCC unroll 2
-                    for (int b = 0; b < 2; b++) sum[i][b] = _mm512_dpbf16_ps(sum[i][b], w[b], a);
+                    for (int b = 0; b < kValuePanels; b++) sum[i][b] = _mm512_dpbf16_ps(sum[i][b], w[b], a);
                 }
             }
 #pragma GCC unroll 6
             for (int i = 0; i < kQueries; i++)
 #pragma GCC unroll 2
-                for (int b = 0; b < 2; b++) _mm512_store_ps(acc + i * s.dim + d + b * 16, sum[i][b]);
+                for (int b = 0; b < kValuePanels; b++) _mm512_store_ps(acc + i * s.dim + d + b * 16, sum[i][b]);
         }
     }
 }
