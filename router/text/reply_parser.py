@@ -116,10 +116,15 @@ def _calls(value: object) -> list[CalledTool]:
                 return []
             arguments = one.get("arguments", one.get("parameters", {}))
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            found.append(CalledTool(one["name"].strip(), text))
+            found.append(CalledTool(_escaped(one["name"].strip()), _escaped(text)))
     return found
 
 
 def _shown(value: object) -> str:
     function = value.get("function") if isinstance(value, dict) else value
-    return function if isinstance(function, str) else json.dumps(function, ensure_ascii=False)
+    return _escaped(function if isinstance(function, str) else json.dumps(function, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    """Half of a surrogate pair, which JSON can name and no text can hold, stays as JSON writes it."""
+    return text.encode(errors="backslashreplace").decode()

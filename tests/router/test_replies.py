@@ -126,6 +126,28 @@ async def test_forced_call__list_of_calls__each_by_name() -> None:
     assert await read_all(replies(set()), shape, texts) == ("", "", ["f", "g"])
 
 
+@pytest.mark.parametrize("said", [r'{"a": "\ud800"}', r'"\ud800"'])
+async def test_reply__call_holds_half_a_character__process_goes_on(said) -> None:
+    reading = Replies(GatewayLimits(), start=TextProcess.start)
+    try:
+        reply = reading.opened("m", ReplyShape(template=TEMPLATE, prompt_end=""))
+        (part,) = await reply.read([f'<tool_call>{{"name": "f", "arguments": {said}}}</tool_call>'], ends=True)
+    finally:
+        reading.close()
+
+    assert [(call.name, call.arguments) for call in part.tool_calls] == [("f", said.strip('"'))]
+
+
+@pytest.mark.parametrize("said", [r'"\ud800"', r'{"name": "\ud800"}'])
+async def test_reply__half_a_character_in_what_is_no_call__is_answer(said) -> None:
+    texts = [f"<tool_call>{said}</tool_call>"]
+
+    answer, _, names = await read_all(replies(set()), ReplyShape(template=TEMPLATE, prompt_end=""), texts)
+
+    assert r"\ud800" in "".join([answer, *names])
+    assert "".join([answer, *names]).isascii()
+
+
 def test_special_tokens__marks_among_them__are_needed_only_where_they_are_looked_for() -> None:
     mistral = template_for("[TOOL_CALLS]")
 
