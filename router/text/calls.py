@@ -1,4 +1,7 @@
-"""Defines the calls to the process that works on text, and its answers: frames of msgpack."""
+"""Defines the calls to the process that works on text, frames of JSON, and its answers, frames of msgpack.
+
+Calls hold tools and arguments as clients write them: with numbers of any size, which msgpack does not have.
+"""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from pdmux_actor.serving.frames import LENGTH, framed
+from pdmux_actor.serving.frames import LENGTH
 from pdmux_actor.serving.own_program import OwnProcess, start_own_program
 from router.text.calls import (
     LoadTokenizer,
@@ -71,7 +71,8 @@ class TextProcess:
         answer: asyncio.Future[TextAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._own.writer.write(framed(msgspec.structs.replace(call, call=number)))
+            body = msgspec.json.encode(msgspec.structs.replace(call, call=number))
+            self._own.writer.write(LENGTH.pack(len(body)) + body)
             return await answer
         finally:
             self._waiting.pop(number, None)

@@ -189,7 +189,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _serve(connection: socket.socket, worker: TextWorker) -> None:
-    decoder: msgspec.msgpack.Decoder[TextCall] = msgspec.msgpack.Decoder(TextCall)
+    decoder: msgspec.json.Decoder[TextCall] = msgspec.json.Decoder(TextCall)
     sending = Lock()
 
     def send(answer: TextAnswer) -> None:

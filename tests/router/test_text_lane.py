@@ -163,6 +163,18 @@ async def test_process__template_that_loops__is_stopped_and_the_process_goes_on(
     assert not [path for path in libraries if "libtorch" in path], "it needs none, and it would take its memory"
 
 
+async def test_process__numbers_of_any_size__reach_the_template(process, tmp_path) -> None:
+    template = "{{ tools[0].most }} {{ messages[0].tool_calls[0].amount }}"
+    key = TokenizerKey(str(write_byte_tokenizer(tmp_path / "numbers", chat_template=template)), None)
+    await process.ask(LoadTokenizer(0, key))
+    messages = [{"role": "assistant", "content": "", "tool_calls": [{"amount": -(10**30)}]}]
+
+    encoded = await process.ask(EncodeChat(0, key, messages, [{"most": 2**64}], {}, 60.0, 100))
+
+    assert isinstance(encoded, Encoded)
+    assert bytes(encoded.token_ids).decode() == f"{2**64} {-(10**30)}"
+
+
 async def test_process__killed__says_so_to_who_waits() -> None:
     process = await TextProcess.start()
     load = asyncio.create_task(process.ask(LoadTokenizer(0, KEY)))
