@@ -102,5 +102,24 @@ def _parts(schema: object, place: str) -> Iterator[tuple[str, object, int]]:
                 stack += [(f"{path}.{keyword}.{name[:60]}", inner, depth + 1) for name, inner in named.items()]
 
 
+def moved(schema: object, root: str) -> object:
+    """Copies a schema that was looked at, for a place inside another one: what it refers to lies below `root` there."""
+    if not isinstance(schema, dict):
+        return schema
+    copy = dict(schema)
+    for keyword in _ONE_SCHEMA:
+        if keyword in copy:
+            copy[keyword] = moved(copy[keyword], root)
+    for keyword in _MANY_SCHEMAS:
+        if keyword in copy:
+            copy[keyword] = [moved(inner, root) for inner in copy[keyword]]
+    for keyword in _NAMED_SCHEMAS:
+        if keyword in copy:
+            copy[keyword] = {name: moved(inner, root) for name, inner in copy[keyword].items()}
+    if isinstance(copy.get("$ref"), str):
+        copy["$ref"] = root + copy["$ref"].removeprefix("#")
+    return copy
+
+
 def _refuse(place: str, reason: str) -> None:
     raise InvalidRequest(f"Invalid {place!r}: {reason}.", param=place, code="invalid_value")

@@ -10,7 +10,7 @@ from pydantic import Field
 from pdmux_actor.messages import StructuredKind, StructuredOutput
 from router.errors import InvalidRequest
 from router.openai.request_part import RequestPart
-from router.openai.schema_support import check_schema
+from router.openai.schema_support import check_schema, moved
 from router.text.call_marks import CallMarks
 
 MAX_TOOLS = 1024
@@ -63,8 +63,7 @@ class ToolUse:
     def check_strict(self) -> None:
         """Raises InvalidRequest: the schema of a strict tool has what outputs cannot be held to."""
         for place in sorted(self.strict):
-            where = f"functions[{place}].parameters" if self.is_legacy else f"tools[{place}].function.parameters"
-            check_schema(self.offered[place]["function"]["parameters"], where, strict=True)
+            check_schema(self.offered[place]["function"]["parameters"], self._schema_of(place), strict=True)
 
     def strict_calls(self, marks: CallMarks | None) -> StructuredOutput | None:
         """A structural tag of xgrammar: text in which calls of strict tools follow their schemas, and those of others
@@ -98,21 +97,24 @@ class ToolUse:
         )
 
     def forced_output(self) -> StructuredOutput:
-        """JSON, of a reply that must call: the arguments of the one tool, or a list of calls."""
-        definitions: dict[str, Any] = {}
-        schemas = {t["function"]["name"]: _hoisted(t["function"], definitions) for t in self.offered}
-        if self.only is not None:
-            schema = dict(schemas[self.only])
-        else:
-            schema = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(*one) for one in schemas.items()]}}
-            if self.max_calls is not None:
-                schema["maxItems"] = self.max_calls
-        if definitions:
-            schema["$defs"] = definitions
+        """JSON, of a reply that must call: the arguments of the one tool, or a list of calls.
+
+        Raises InvalidRequest: what a tool has as its schema is none.
+        """
+        schemas: dict[str, object] = {}
+        for place, tool in enumerate(self.offered):
+            function = tool["function"]
+            if self.only in (None, function["name"]):
+                check_schema(function["parameters"], self._schema_of(place), strict=False)
+                schemas[function["name"]] = function["parameters"]
+        schema = _calls(schemas, self.max_calls) if self.only is None else schemas[self.only]
         text = msgspec.json.encode(schema).decode()
         return StructuredOutput(
             kind=StructuredKind.JSON_SCHEMA, text=text, param="function_call" if self.is_legacy else "tool_choice"
         )
+
+    def _schema_of(self, place: int) -> str:
+        return f"functions[{place}].parameters" if self.is_legacy else f"tools[{place}].function.parameters"
 
 
 NO_TOOLS = ToolUse()
@@ -151,14 +153,13 @@ def _plain(tool: FunctionTool) -> dict[str, Any]:
     return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}} | function}
 
 
-def _hoisted(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """A tool's schema without its definitions, which references look for at the root."""
-    schema = dict(function["parameters"])
-    for name, definition in schema.pop("$defs", {}).items():
-        if definitions.setdefault(name, definition) != definition:
-            message = f"Two tools define {name!r} in '$defs' and mean different things; rename one of them."
-            raise InvalidRequest(message, param="tools")
-    return schema
+def _calls(schemas: Mapping[str, object], max_calls: int | None) -> dict[str, Any]:
+    """Makes the schema of a list of calls. Each tool's own lies whole in a place of its own, with all it refers to."""
+    places = {name: f"#/$defs/{number}" for number, name in enumerate(schemas)}
+    one = {"anyOf": [_call(name, {"$ref": place}) for name, place in places.items()]}
+    definitions = {str(number): moved(schema, places[name]) for number, (name, schema) in enumerate(schemas.items())}
+    most = {} if max_calls is None else {"maxItems": max_calls}
+    return {"type": "array", "minItems": 1, **most, "items": one, "$defs": definitions}
 
 
 def _call(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
