@@ -27,6 +27,7 @@ MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 128
 MAX_SESSION_CHARACTERS = 128  # as of the header x-muxfleet-conversation
 _SEED_MASK = 2**63 - 1
+_MOST_TOP_K = 2**31 - 1  # engines count in 32 bits; no vocabulary has more
 
 
 Tokens = Annotated[Integer, Field(ge=1, le=2**31)]
@@ -237,7 +238,7 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
             max_tokens=max_tokens,
             temperature=0.0 if greedy else 1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if greedy or self.top_p is None else self.top_p,
-            top_k=max(0, self.top_k or 0),
+            top_k=min(max(0, self.top_k or 0), _MOST_TOP_K),
             seed=derived_seed(seed, choice),
             min_tokens=min(self.min_tokens or 0, max_tokens) if form is None else 0,
             ignore_eos=bool(self.ignore_eos) and form is None,

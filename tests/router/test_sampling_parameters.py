@@ -32,6 +32,14 @@ async def asked_of_the_unit(serve, path="/v1/chat/completions", **extra):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_sampling__more_top_k_than_any_vocabulary__fits_what_devices_count_in(serve, path: str) -> None:
+    """A launch with a number beyond 32 bits fails with all sequences that are in it, and SGLang with its process."""
+    (sampling,) = await asked_of_the_unit(serve, path, top_k=2**31)
+
+    assert sampling.top_k == 2**31 - 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_sampling__all_of_it__reaches_the_unit(serve, path: str) -> None:
     sampling, second = await asked_of_the_unit(
         serve,
