@@ -6,7 +6,14 @@ from typing import Any
 from pdmux_actor.serving.frames import PromptToken, TokenLogprob
 from router.generation import Output
 from router.openai.completions import CompletionRequest
-from router.openai.prompt_logprobs import LOWEST_LOGPROB, by_text, echoed_logprobs, prompt_logprobs
+from router.openai.prompt_logprobs import (
+    LOWEST_LOGPROB,
+    begins_inside,
+    by_text,
+    echoed_logprobs,
+    num_characters,
+    prompt_logprobs,
+)
 from router.openai.reply import Choice, EventEncoder, ReplyHead, Usage, document, finish_name
 
 
@@ -96,11 +103,13 @@ def best_choices(choices: Sequence[Choice], generated: int, shown: int) -> list[
 
 
 def completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> tuple[dict[str, Any], int]:
-    """The legacy shape, and the offset after the last token. Offsets count characters of the reply's text."""
+    """The legacy shape, and the offset after the last token. Offsets count characters of the reply's text: a token that
+    begins inside one has its offset.
+    """
     offsets = []
     for entry in logprobs:
-        offsets.append(offset)
-        offset += len(entry.token)
+        offsets.append(offset - begins_inside(entry.bytes))
+        offset += num_characters(entry.bytes)
     body = {
         "tokens": [entry.token for entry in logprobs],
         "token_logprobs": [max(entry.logprob, LOWEST_LOGPROB) for entry in logprobs],

@@ -56,15 +56,24 @@ def _offsets(tokens: Iterable[bytes], text: bytes) -> list[int]:
     """The character of the UTF-8 `text` in which each token begins."""
     offsets, place, characters = [], 0, 0  # bytes that are behind, and characters that began in them
     for token in tokens:
-        begins_inside = place < len(text) and _continues(text[place])
-        offsets.append(characters - begins_inside)
+        offsets.append(characters - begins_inside(text[place : place + 1]))
         known = token if place else token.removeprefix(b" ")  # SentencePiece puts a space before the first word
         for candidate in (token, known):
             if candidate and text.startswith(candidate, place):
                 place += len(candidate)
-                characters += sum(not _continues(byte) for byte in candidate)
+                characters += num_characters(candidate)
                 break
     return offsets
+
+
+def begins_inside(utf8: Sequence[int]) -> bool:
+    """Returns whether the first byte goes on a character that has begun before."""
+    return bool(utf8) and _continues(utf8[0])
+
+
+def num_characters(utf8: Iterable[int]) -> int:
+    """Counts the characters that begin in these bytes."""
+    return sum(not _continues(byte) for byte in utf8)
 
 
 def _continues(byte: int) -> bool:

@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdmux_actor.messages import FinishReason
+from pdmux_actor.serving.frames import TokenLogprob
 from router.generation import Output
 from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
@@ -80,6 +81,18 @@ def test_chat_events__continuous_usage__rides_on_every_event() -> None:
     events = reply.events(0, output, Usage(prompt_tokens=2, completion_tokens=1)).decode().split("\n\n")[:-1]
     assert len(events) == 3
     assert all('"total_tokens":3' in event for event in events)
+
+
+def test_completion_logprobs__character_of_several_tokens__offsets_are_of_the_text() -> None:
+    text = "hé€😀x"
+    tokens = [TokenLogprob(bytes([b]).decode(errors="replace"), -1.0, [b], []) for b in text.encode()]
+    whole, end = completion_logprobs(tokens, 2)
+    first, between = completion_logprobs(tokens[:2], 2)  # a stream may tell them apart
+    second, _ = completion_logprobs(tokens[2:], between)
+
+    assert whole["text_offset"] == [2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 6]
+    assert end == 2 + len(text)
+    assert first["text_offset"] + second["text_offset"] == whole["text_offset"]
 
 
 def test_completion_logprobs__no_alternatives__are_null() -> None:
