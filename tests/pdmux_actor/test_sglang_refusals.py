@@ -89,3 +89,23 @@ def test_request__longer_than_the_quota_takes__is_given_back_unless_it_exceeds_t
     (event,) = told
     assert event.finish is finish
     assert "KV quota" in event.error
+
+
+@pytest.mark.parametrize(
+    "named", [{"stop_token_ids": (512,)}, {"processing": LogitsProcessing(logit_bias=((512, 1.0),))}]
+)
+def test_request__names_a_token_that_the_model_lacks__is_refused_before_sglang_meets_it(named) -> None:
+    """SGLang's process, and with it everybody's requests, ends where a bias is beyond the logits."""
+    told = []
+
+    async def submit() -> None:
+        streams = RequestStreams(SimpleNamespace(send_tokens=told.extend))
+        info = SimpleNamespace(model="a", max_model_len=512, spec=SimpleNamespace(vocab_size=512))
+        streams.open(None, SimpleNamespace(info=info, max_len=lambda quota_blocks: 512), 10)
+        streams.submit(replace(PLAIN, sampling=replace(PLAIN.sampling, **named)))
+        await asyncio.sleep(0)
+
+    asyncio.run(submit())
+    (event,) = told
+    assert event.finish is FinishReason.ERROR
+    assert "token id 512 is not in the vocabulary" in event.error

@@ -88,7 +88,8 @@ class RequestStreams:
             finish = FinishReason.ABORT if 0 < known < launch.info.max_model_len else FinishReason.ERROR
             return finish, f"{reason}; shorten the prompt, or raise the model's max_model_len or its KV quota"
         vocabulary = launch.info.spec.vocab_size
-        stranger = next((t for t in request.prompt_token_ids if not 0 <= t < vocabulary), None)
+        named = itertools.chain(request.prompt_token_ids, request.sampling.named_tokens)
+        stranger = next((t for t in named if not 0 <= t < vocabulary), None)
         if stranger is not None:
             reason = f"token id {stranger} is not in the vocabulary of model {request.model!r}"
             return FinishReason.ERROR, f"{reason}; tokenise with the model's own tokenizer"
