@@ -134,6 +134,11 @@ def _messages(raw: msgspec.Raw) -> list[ChatMessage]:
     return [_message(index, message) for index, message in enumerate(messages)]
 
 
+def kept_messages(raw: bytes | msgspec.Raw) -> list[ChatMessage]:
+    """Reads messages that were let in before: calls are as a model made them. Raises InvalidRequest: they are none."""
+    return [_message(index, message) for index, message in enumerate(_decoded(raw, list[_Message], "messages"))]
+
+
 def _message(index: int, message: _Message) -> ChatMessage:
     for name in _EXTRAS:
         raw = getattr(message, name)

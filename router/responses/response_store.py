@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from router.errors import ResponseNotFound
 from router.openai.chat import ChatMessage
+from router.openai.large_body import kept_messages
 from router.responses.responses_body import InputItem
 
 _MESSAGE_BYTES = 512  # of one beside its text
@@ -128,7 +129,7 @@ class ResponseStore:
         """Keeps what another gateway's `copies` made. `owner`, where it is known: releases before told none."""
         told = msgspec.json.decode(copy, type=_Told)
         if told.response_id not in self._kept:
-            messages = _MESSAGES.validate_json(bytes(memoryview(told.messages)))
+            messages = kept_messages(told.messages)
             self._keep(told.response_id, told.owner if owner is None else owner, messages, told.items)
 
     # ----

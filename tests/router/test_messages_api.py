@@ -196,6 +196,8 @@ async def test_count_tokens__any_body__is_what_the_message_takes(talk) -> None:
         ({"max_tokens": None}, 400, "invalid_request_error", "'max_tokens'"),
         ({"temprature": 1}, 400, "invalid_request_error", "did you mean temperature?"),
         ({"temperature": 7}, 400, "invalid_request_error", "less than or equal to 2"),
+        ({"stop_sequences": [""]}, 400, "invalid_request_error", "'stop_sequences'"),
+        ({"thinking": {"type": "adaptive"}, "temperature": 7}, 400, "invalid_request_error", "'temperature'"),
         ({"messages": []}, 400, "invalid_request_error", "is empty"),
         ({"messages": [*ASK, {"role": "assistant", "content": "I "}]}, 400, "invalid_request_error", "whitespace"),
         ({"messages": PREFILLED, "thinking": {"type": "adaptive"}}, 400, "invalid_request_error", "with thinking"),

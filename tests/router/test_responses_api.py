@@ -196,7 +196,8 @@ async def test_response__tools_that_openai_runs__are_left_out(talk) -> None:
         ),
         ({"background": True}, "background", "wait"),
         ({"max_output_token": 3}, "max_output_token", "did you mean max_output_tokens?"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning_effort", "Input should be"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "Input should be"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "'max_output_tokens'"),
     ],
 )
 async def test_response__refused__names_the_field(talk, body, param, says) -> None:
@@ -239,6 +240,20 @@ async def test_store__other_gateway_gave_the_answer__whole_conversation_comes_fr
     assert [m.for_template() for m in await here.messages("resp_1", "me")] == [m.for_template() for m in said]
     with pytest.raises(ResponseNotFound):
         await here.messages("resp_1", "you")
+
+
+@pytest.mark.parametrize("call", [("id", "", "{}"), ("i" * 300, "f", "{}"), ("id", "f" * 300, "{}")])
+async def test_store__call_that_no_client_may_send__comes_from_another_gateway_all_the_same(call) -> None:
+    """A model may call what it likes, and Responses' items have no such limits."""
+    there, here = ResponseStore(), ResponseStore()
+    there.keep("resp_1", "me", [message("user", "hm"), message("assistant", "", calls=[call])])
+    there.keep("resp_2", "me", [message("user", "next")])
+    for copy in there.fresh_copies()[1]:
+        here.take(copy)
+
+    kept = await here.messages("resp_1", "me")
+    assert [m.for_template() for m in kept] == [m.for_template() for m in await there.messages("resp_1", "me")]
+    assert sorted(here.ids()) == ["resp_1", "resp_2"]
 
 
 async def test_store__item_of_another_gateways_answer__is_asked_for_once() -> None:
