@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import openai
 import pytest
 from fake_unit import FakeUnit, write_byte_tokenizer
 
-from pdmux_actor.executor.structured_output import FormCompiler
 from pdmux_actor.messages import StructuredKind
 
 MODEL = "demo/bytes"
@@ -154,56 +152,6 @@ async def test_tools__named__output_is_its_arguments(talk) -> None:
     call = reply.choices[0].message.tool_calls[0].function
     assert (call.name, call.arguments) == ("weather", '{"city": "Rome"}')
     assert json.loads(sdk.unit.requests[0].sampling.structured_output.text) == SCHEMA
-
-
-def _tool(name: str, **schema) -> dict:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **schema}}}
-
-
-NAME = {"properties": {"a": {"$ref": "#/$defs/D"}}, "required": ["a"], "$defs": {"D": {"type": "string"}}}
-NUMBER = {"properties": {"a": {"$ref": "#/$defs/D"}}, "required": ["a"], "$defs": {"D": {"type": "integer"}}}
-FORMER = {"properties": {"a": {"$ref": "#/definitions/D"}}, "definitions": {"D": {"type": "integer"}}}
-TREE = {"properties": {"a": {"type": "integer"}, "$ref": {"$ref": "#"}, "same": {"$ref": "#/properties/a"}}}
-LISTS = {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/D"}]}}, "$defs": {"D": {"items": {"type": "integer"}}}}
-
-
-@pytest.mark.parametrize(
-    ("tools", "right", "wrong"),
-    [
-        ([_tool("f", **NAME), _tool("g", **NUMBER)], [{"a": "x"}, {"a": 1}], [{"a": 1}, {"a": "x"}]),
-        ([_tool("f", **FORMER)], [{"a": 1}], [{"a": "x"}]),
-        ([_tool("f", **TREE)], [{"$ref": {"a": 1}, "same": 1}], [{"$ref": {"a": "x"}}]),
-        ([_tool("f", **LISTS)], [{"a": [1]}], [{"a": ["x"]}]),
-    ],
-)
-@pytest.mark.parametrize("is_named", [False, True])
-async def test_tools__schemas_with_references__each_call_follows_its_own(talk, tools, right, wrong, is_named) -> None:
-    sdk = await talk("[]", constrains=True)
-    for place, tool in enumerate(tools):
-        name = tool["function"]["name"]
-        choice = {"type": "function", "function": {"name": name}} if is_named else "required"
-        await ask(sdk, tools=tools, tool_choice=choice)
-        text = sdk.unit.requests[-1].sampling.structured_output.text
-
-        def holds(arguments, text=text, name=name) -> bool:
-            answer = arguments if is_named else [{"name": name, "parameters": arguments}]
-            return jsonschema.Draft202012Validator(json.loads(text)).is_valid(answer)
-
-        assert holds(right[place])
-        assert not holds(wrong[place])
-        compiler = FormCompiler([bytes([byte]) for byte in range(256)], frozenset({256}), vocab_size=257)
-        compiler.constraint(sdk.unit.requests[-1].sampling.structured_output, 1, [0])  # raises if it cannot be kept to
-
-
-@pytest.mark.parametrize("definitions", [[], None, "none", {"D": 5}])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "odd"}}])
-async def test_tools__definitions_that_are_none__are_refused_with_their_place(talk, definitions, choice) -> None:
-    sdk = await talk("never said", constrains=True)
-    odd = {"type": "function", "function": {"name": "odd", "parameters": {"$defs": definitions}}}
-    with pytest.raises(openai.BadRequestError, match="schema") as refused:
-        await ask(sdk, tools=[WEATHER, odd], tool_choice=choice)
-
-    assert refused.value.param.startswith("tools[1].function.parameters.$defs")
 
 
 async def test_tools__required_and_cut_off__text_and_length(talk) -> None:
