@@ -73,3 +73,8 @@ def _download(model: str, source: str, revision: str | None, name: str) -> Path:
     except HfHubHTTPError as error:
         remedy = "Hugging Face does not give it out; check the id, the revision and HF_TOKEN"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
+    except Exception as error:  # a connection that breaks off, a proxy: the library lets its HTTP client's through
+        remedy = (
+            f"its {name} cannot be fetched ({error}); check the network, its proxy and HF_HOME, or use a local folder"
+        )
+        raise SourceNotFound(model=model, source=source, remedy=remedy) from error

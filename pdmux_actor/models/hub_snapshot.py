@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 
 from pdmux_actor.errors import ModelLoadError
@@ -62,7 +62,7 @@ def _told_plainly(model: str, repository: str, revision: str | None) -> Iterator
             reason=f"{repository!r} is neither a folder nor a Hugging Face id ({error})",
             remedy="give an existing folder or an id such as Qwen/Qwen3-0.6B",
         ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # a connection that breaks off, a proxy: the library lets its HTTP client's through
         raise ModelLoadError(
             model=model,
             reason=f"{repository!r} (revision {revision or 'main'}) is no local folder and the download failed: "

@@ -1,6 +1,8 @@
 import asyncio
 import json
 import pickle
+import socket
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -147,6 +149,18 @@ def test_read_model_spec__in_the_cache__asks_no_network(tmp_path: Path, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
 
     assert read_model_spec("m", "org/small", None, None).num_layers == CONFIG["num_hidden_layers"]
+
+
+def test_read_model_spec__connection_is_cut__says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its error, which is none of the library's own, would end the task that asks again."""
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+    url = f"http://127.0.0.1:{server.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+
+    with server, pytest.raises(SourceNotFound, match="cannot be fetched"):
+        read_model_spec("m", "org/small", None, None)
 
 
 def test_read_model_spec__not_an_id__says_so() -> None:

@@ -13,7 +13,9 @@ _RANGE = re.compile(r"bytes=(\d+)-")
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Gives `files` of model `repo` to those with `token`. `break_off` are files of which a first answer ends early."""
+    """Gives `files` of model `repo` to those with `token`. `break_off` are files of which a first answer ends early;
+    `cuts`: it hangs up instead of an answer.
+    """
 
     daemon_threads = True
 
@@ -21,6 +23,7 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repo, self.files, self.token = repo, files, token
         self.break_off: set[str] = set()
+        self.cuts = False
         self.asked: list[tuple[str, str, str | None]] = []  # method, path, range
 
     @property
@@ -44,6 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         hub, path = self.server, self.path.partition("?")[0]
         hub.asked.append((self.command, path, self.headers.get("Range")))
+        if hub.cuts:
+            self.close_connection = True
+            return
         if self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body=with_body)
         elif path.startswith(f"/api/models/{hub.repo}/tree/"):

@@ -72,6 +72,16 @@ def test_resolve_checkpoint__hub_id__is_downloaded_under_hf_home_and_tells_how_f
     assert COMMIT in found["folder"]
 
 
+def test_resolve_checkpoint__connection_is_cut__says_what_to_check(hub: FakeHub, tmp_path: Path) -> None:
+    """Else its error, which is none of the library's own, would end the unit with all its models."""
+    hub.cuts = True
+
+    told = downloaded(hub, tmp_path)
+
+    assert "the download failed: Server disconnected" in told["reason"]
+    assert "the network" in told["remedy"]
+
+
 def test_resolve_checkpoint__wrong_token__says_what_to_check(hub: FakeHub, tmp_path: Path) -> None:
     found = downloaded(hub, tmp_path, HF_TOKEN="hf_" + "y" * 34)
 
