@@ -80,13 +80,16 @@ WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value i
 """YAML makes false of a bare off."""
 
 
-def _more_than_nothing(size: ByteSize) -> ByteSize:
+def _of_some_memory(size: ByteSize) -> ByteSize:
     if size == 0:
         raise PydanticCustomError("greater_than", "must be greater than 0", {"gt": 0})
+    if size > _MOST_BYTES:
+        raise PydanticCustomError("more_memory_than_there_is", "must be at most 8PiB")
     return size
 
 
-Size = Annotated[ByteSize, AfterValidator(_more_than_nothing)]
+_MOST_BYTES = 2**53
+Size = Annotated[ByteSize, AfterValidator(_of_some_memory)]
 """A constraint would add a keyword to the JSON schema that is none."""
 
 _SizeT = TypeVar("_SizeT")

@@ -13,7 +13,8 @@ _MAX_NODES = 100_000
 # Numbers as JSON writes them, which YAML 1.1 takes for text: 1e-05, 1.5e3. Without a dot the exponent needs its sign:
 # 12345e6 may be the short name of a commit.
 _JSON_FLOAT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*[eE][-+]?|[eE][-+])[0-9]+\Z")
-_FLOAT = "tag:yaml.org,2002:float"
+_MOST = 2**53  # where JSON's readers begin to round; engines and what they are told by count to 2**63
+_FLOAT, _TEXT, _TIME = (f"tag:yaml.org,2002:{kind}" for kind in ("float", "str", "timestamp"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,20 @@ class _Loader(yaml.SafeLoader):
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool]) -> str:
         if kind is yaml.ScalarNode and implicit[0] and value is not None and _JSON_FLOAT.match(value):
             return _FLOAT
-        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # so in PyYAML's stubs
+        tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # so in PyYAML's stubs
+        return _TEXT if tag == _TIME else tag  # no setting is a date: a branch may have one's name
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """PyYAML lets what its converters raise through, of a number with 5,000 digits or of `!!int none`."""
+        try:
+            value: object = super().construct_object(node, deep)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}; correct it, or put text in quotes"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from error
+        if isinstance(value, int) and abs(value) > _MOST:
+            reason = f"{value} is beyond {_MOST}, the most that is counted to; lower it"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+        return value
 
 
 class _Lines:

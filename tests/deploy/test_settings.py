@@ -225,6 +225,32 @@ BAD_FILES = {
         ],
     ),
     "key that is a list": ("{name: x, ? [y] : z}", ["f.yaml:1: a key is a list or a mapping; keys are plain words"]),
+    "number of 5,000 digits": (
+        MODEL + f"gateway: {{port: {'9' * 5000}}}",
+        [f"f.yaml:2: not valid YAML: '{'9' * 40}' is no int; correct it, or put text in quotes"],
+    ),
+    "number beyond what is counted to": (
+        MODEL + "engine: {max_running_sequences: 99999999999999999999}",
+        [
+            "f.yaml:2: not valid YAML: 99999999999999999999 is beyond 9007199254740992, the most that is counted to; "
+            "lower it"
+        ],
+    ),
+    "more memory than there is": (
+        MODEL + "pools: [{name: p, kv_memory: 9999999PiB}]",
+        ['f.yaml:2: pools[0].kv_memory = "9999999PiB": must be at most 8PiB'],
+    ),
+    "tag of another type": (
+        "models: [{id: !!int a, source: x}]",
+        ["f.yaml:1: not valid YAML: 'a' is no int; correct it, or put text in quotes"],
+    ),
+    "date for a key": (
+        MODEL + "2026-12-05: 1\n",
+        [
+            "f.yaml:2: 2026-12-05 = 1: unknown key; known here: name, models, pools, engine, placement, gateway, "
+            "drain, state"
+        ],
+    ),
     "bottomless": ("[" * 5000, ["f.yaml: nested too deeply"]),
 }
 
@@ -337,7 +363,7 @@ def test_fleet_file__numbers_as_json_writes_them__are_numbers(number: str) -> No
     assert parse_fleet_file(text, name="f.json", base=EXAMPLES).models[0].slo.ttft_s == float(number)
 
 
-@pytest.mark.parametrize("written", ["12345e6", '"1e-05"'])
+@pytest.mark.parametrize("written", ["12345e6", '"1e-05"', "2026-13-45", "2026-12-05"])
 def test_fleet_file__what_only_looks_like_a_number__is_text(written: str) -> None:
     text = f"models: [{{id: a, source: x, revision: {written}}}]"
 
