@@ -306,6 +306,8 @@ class Controller:
             restored = await asyncio.to_thread(self._state.load)
             if restored is not None:
                 self._loop.take_over(restored)
+            elif (cordons := await asyncio.to_thread(self._state.load_cordons)).entries:
+                self._loop.set_cordons(cordons, "cordons are still in force")
             text = "with nothing kept" if restored is None else "goes on where the one before ended"
             self._recorder.record(time.monotonic(), EventKind.CONTROLLER_STARTED, text)
         else:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.control.control_state import FORMAT, ControlState
+from deploy.control.cordons import Cordons
 from deploy.control.flight_log import FORMAT as EVENT_FORMAT
 from deploy.control.flight_log import SEGMENTS, STREAMS, EventSegment, FlightLog, document_name
 from deploy.control.key_usages import FORMAT as USAGE_FORMAT
@@ -41,7 +42,7 @@ class KeptState:
         """Returns what the control loop before left, with its times on this process's clock; None when there is none or
         it is an hour old: demand and plan of a fleet that has stood still for so long say little of what comes.
         """
-        found = self.documents.load(_NAME, ControlState, format=FORMAT)
+        found = self._found()
         if found is None:
             return None
         state = found.shifted(-self._epoch_s)
@@ -49,6 +50,14 @@ class KeptState:
         if -ahead_s > _STALE_S:
             return None
         return state.shifted(-max(0.0, ahead_s))  # a clock that was set back
+
+    def load_cordons(self) -> Cordons:
+        """Returns those that were in force then, however long ago: they hold until somebody ends them."""
+        found = self._found()
+        return Cordons() if found is None else found.cordons
+
+    def _found(self) -> ControlState | None:
+        return self.documents.load(_NAME, ControlState, format=FORMAT)
 
     def keep(self, state: ControlState) -> None:
         """Returns at once. What is the same as before, but for the time, is written once a minute."""

@@ -233,3 +233,20 @@ def test_only_fleet__none_or_several__says_what_to_do(tmp_path: Path) -> None:
         only_fleet(tmp_path)
     with running("one", tmp_path):
         assert only_fleet(tmp_path).name == "one"
+
+
+async def test_node_cordon__control_loop_was_away_for_hours__is_still_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its units serve on meanwhile, and somebody may still work on the node."""
+    first = await configured(fresh_controller(), tmp_path)
+    units = roomy("u1", 2, node="n1"), roomy("u2", 2, node="n2")
+    await beat(first, *units)
+    await first.cordon(Cordon(scope=NODE, name="n1"))
+    await until_kept(tmp_path, "n1")
+    monkeypatch.setattr("deploy.serve.kept_state._STALE_S", -1.0)
+
+    second = await configured(fresh_controller(), tmp_path)
+    await beat(second, *units)
+
+    assert [c.name for c in (await second.status()).cordons] == ["n1"]
