@@ -2,11 +2,10 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import httpx
 import typer
-from rich.console import Console
 
 from deploy.commands.fleet_screen import at_port
 from deploy.commands.start_screen import ModelLines
@@ -17,9 +16,6 @@ from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
 from deploy.local.start_checks import check_cluster_answers
-
-if TYPE_CHECKING:
-    from deploy.serve.serve_fleet import ServeFleet
 
 
 def apply(
@@ -63,15 +59,11 @@ def apply(
         if change.restarts and not restart and not dry_run:
             raise RestartNeeded(changes=change.restarts)
         if not dry_run and (change.in_place or change.restarts):
-            _deploy(running, console, wait_s=wait)
-            if found is not None:  # for its `--restart`
+            running.deploy()
+            if found is not None:  # for its `--restart`, which must have it also where nobody waits for the models
                 keep_applied(running_fleets_folder(), found, fleet.model_dump_json(exclude_defaults=True))
+            running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait)
             console.print(f"applied in {time.monotonic() - began_s:.1f} s")
-
-
-def _deploy(running: "ServeFleet", console: Console, *, wait_s: float) -> None:
-    running.deploy()
-    running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait_s)
 
 
 def _found(fleet: FleetFile) -> tuple[str, FleetFile, RunningFleet | None]:
