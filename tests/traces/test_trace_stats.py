@@ -136,3 +136,15 @@ def test_describe__all_at_once__no_rate_instead_of_a_division_by_zero():
 def test_describe__no_request__is_refused():
     with pytest.raises(BadParameter, match="at least one request"):
         describe(Trace(name="t", records=()))
+
+
+def test_describe__one_time_is_millennia_off__takes_no_memory_by_the_minute():
+    times_s = [float(minute * 60 + second) for minute in range(10) for second in range(0, 60, 1 + minute)]
+    records = [TraceRecord(arrival_s=t, input_tokens=1, output_tokens=1) for t in (*times_s, 2.5e11)]
+
+    arrivals = describe(Trace(name="t", records=tuple(records))).arrivals
+
+    counts = [len(range(0, 60, 1 + minute)) for minute in range(10)]
+    mean = sum(counts) / (2.5e11 // 60)
+    assert arrivals.fano == pytest.approx(sum(c * c for c in counts) / sum(counts) - mean, rel=1e-6)
+    assert arrivals.peak_to_mean == pytest.approx(1.0 / arrivals.mean_rate_per_s)
