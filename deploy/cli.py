@@ -1,5 +1,7 @@
 """The command line."""
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,12 +16,17 @@ from profiler.errors import ProfilerError
 from traces.errors import TraceError
 
 _INTERRUPTED = 130
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Ends the process: 0 on success, 1 when the work failed, 2 when the input is not usable, 130 on Ctrl-C."""
     try:
-        build_app()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="muxfleet")
+        try:
+            build_app()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="muxfleet")
+        finally:
+            if sys.stdout is not None:  # as where the shell has closed it
+                sys.stdout.flush()
     except DeployError as error:
         _fail(error, error.exit_code)
     except (PlacementError, ProfilerError, TraceError) as error:
@@ -28,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(error, 1)
     except KeyboardInterrupt:
         _fail("interrupted", _INTERRUPTED)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
+        _fail(f"its output cannot be written: {error.strerror}; make room there, or write it elsewhere", 1)
 
 
 def build_app() -> typer.Typer:

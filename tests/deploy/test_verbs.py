@@ -104,3 +104,22 @@ def test_pull__revision_beside_a_fleet_file__is_refused(hub_cache: Path) -> None
 
     assert run.returncode == 2
     assert "--revision v1" in run.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output__disk_is_full__is_one_line_and_code_1(unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "muxfleet.command_line", "schema"],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert run.returncode == 1
+    assert run.stderr == (
+        "muxfleet: its output cannot be written: No space left on device; make room there, or write it elsewhere\n"
+    )
