@@ -1,6 +1,7 @@
 """Profiles as parquet: one row per measured launch, and what they were measured on in the metadata."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -75,13 +76,14 @@ def read_profile(path: Path) -> Profile:
             reason = f"has format version {head['version']}, this release reads {_VERSION}"
             raise ProfileUnusable(path=str(path), reason=reason, remedy=_REMEDY)
         return _profile(head, table.to_pylist())
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProfileUnusable(path=str(path), reason=f"is damaged ({error})", remedy=_REMEDY) from error
 
 
 def _profile(head: Mapping[str, Any], rows: list[dict[str, Any]]) -> Profile:
     measurements: dict[str, list[Measurement]] = {name: [] for name in head["models"]}
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
+        _check(number, row)
         measurements[row["model"]].append(_measurement(row))
     return Profile(
         engine=head["engine"],
@@ -95,6 +97,17 @@ def _profile(head: Mapping[str, Any], rows: list[dict[str, Any]]) -> Profile:
         partition_rates=tuple(PartitionRate(**rate) for rate in head.get("partition_rates", ())),
         host_s=head.get("host_s"),
     )
+
+
+def _check(number: int, row: Mapping[str, Any]) -> None:
+    """Raises ValueError: what is fitted to the rows would not say which of them it cannot use."""
+    beside = _BESIDE_COLUMNS if row["beside_sms"] is not None else ()
+    for name in (*_SHAPE_COLUMNS, *beside):
+        least = 1 if name.endswith("sms") else 0
+        if row[name] is None or row[name] < least:
+            raise ValueError(f"row {number}: {name} is {row[name]}, not {least} or more")
+    if row["seconds"] is None or not 0 < row["seconds"] < math.inf:
+        raise ValueError(f"row {number}: seconds is {row['seconds']}, no time that a launch can take")
 
 
 def _row(model: str, measurement: Measurement) -> dict[str, object]:

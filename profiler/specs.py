@@ -54,6 +54,8 @@ class ModelSpec:
             UnsupportedModel: the architecture is no registered family's, a field is missing, or is no positive number.
         """
         architectures = config.get("architectures") or ["<none>"]
+        if not isinstance(architectures, list):
+            raise UnsupportedModel(field="architectures", value=str(architectures), remedy="it must be a list of names")
         architecture = str(architectures[0])
         family = family_of(architecture)
         if not family.is_planned:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.config_fields import count
+from profiler.errors import UnsupportedModel
 from profiler.families.config_names import llama_names
 from profiler.families.entry import DecoderTraits, ExpertSizes, MixtureTraits, ModelFamily
 from profiler.families.qwen_window import window_tokens
@@ -20,7 +21,9 @@ def _experts(config: Mapping[str, Any]) -> ExpertSizes:
 def _dense_layers(config: Mapping[str, Any]) -> frozenset[int]:
     """`mlp_only_layers` are dense, and of the others those that `decoder_sparse_step` leaves out."""
     step = count(config, "decoder_sparse_step", default=1)
-    dense = set(config.get("mlp_only_layers") or ())
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise UnsupportedModel(field="mlp_only_layers", value=str(dense), remedy="it must be a list of layers")
     layers = range(count(config, "num_hidden_layers"))
     return frozenset(layer for layer in layers if layer in dense or (layer + 1) % step != 0)
 

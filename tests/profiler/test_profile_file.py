@@ -122,6 +122,23 @@ def test_read_profile__unusable_file__says_why_and_what_to_do(tmp_path: Path, wr
     assert "muxfleet profile" in refusal.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("seconds", None), ("seconds", math.nan), ("seconds", 0.0), ("seconds", -1.0), ("sms", None), ("new_tokens", -1)],
+)
+def test_read_profile__row_that_no_launch_can_have__names_it(tmp_path: Path, column: str, value: object) -> None:
+    """Who fits latency models to it, the control loop among them, could not say what is wrong."""
+    file = tmp_path / "p.parquet"
+    write_profile(make_profile(), file)
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    rows[2][column] = value
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+
+    with pytest.raises(ProfileUnusable, match=f"row 3: {column} is"):
+        read_profile(file)
+
+
 def learned_guard(cell: GuardCell, slowdown: float) -> ContentionGuard:
     guard = ContentionGuard()
     for _ in range(4):
