@@ -5,6 +5,7 @@ DeployError
 ├── KeyFileError       the file of API keys cannot be used
 ├── SourceNotFound     a model's checkpoint is not where the fleet file says
 ├── PortTaken          something else listens on the gateway's port
+├── PortRefused        this process cannot listen on the gateway's address
 ├── FleetStartError    the fleet did not come up
 ├── FleetLost          what the fleet runs on has ended
 ├── OpenCluster        a Ray cluster asks nobody for a token
@@ -82,6 +83,15 @@ class PortTaken(DeployError):
         super().__init__(f"{host}:{port} is in use by another process; choose another with --port")
         self.host = host
         self.port = port
+
+
+class PortRefused(DeployError):
+    def __init__(self, *, host: str, port: int, reason: str) -> None:
+        remedy = "gateway.host must be an IPv4 address of this machine, and ports below 1024 may need more rights"
+        super().__init__(f"{host}:{port} cannot be listened on: {reason}; {remedy}")
+        self.host = host
+        self.port = port
+        self.reason = reason
 
 
 class FleetStartError(DeployError):

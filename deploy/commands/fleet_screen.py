@@ -1,5 +1,6 @@
 """Brings a fleet up with a line per step on the terminal, and takes it down again."""
 
+import errno
 import importlib
 import os
 import secrets
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from deploy.commands.start_screen import StartScreen
 from deploy.environment import export_environment, ray_address, ray_auth_token, running_fleets_folder
-from deploy.errors import PortTaken
+from deploy.errors import PortRefused, PortTaken
 from deploy.fleet_file.settings import FleetFile
 from deploy.local.haproxy import program_path, usable_proxy
 from deploy.local.ray_environment import ray_environment
@@ -132,6 +133,7 @@ def with_free_port(fleet: FleetFile, console: Console, *, asked: int | None) -> 
 
     Raises:
         PortTaken: the port asked for, or every port tried, is in use.
+        PortRefused: this process may not listen there, or the address is not this machine's.
     """
     if ray_address() is not None:  # the ports of its nodes are not this machine's to judge
         return at_port(fleet, asked or fleet.gateway.port)
@@ -156,8 +158,10 @@ def _is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise PortRefused(host=host, port=port, reason=error.strerror or str(error)) from error
         return True
 
 

@@ -219,6 +219,22 @@ def test_json__disk_is_full__is_one_line_and_code_2(run: Run, demo_file: Path) -
     assert (code, err) == (2, "muxfleet: /dev/full: cannot be written: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("203.0.113.7", "Cannot assign requested address"), ("::", "Address family for hostname not supported")],
+)
+def test_up__host_that_is_not_this_machines__is_not_told_as_a_port_in_use(
+    run: Run, demo_file: Path, monkeypatch: pytest.MonkeyPatch, host: str, reason: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    demo_file.write_text(demo_file.read_text() + f"  host: '{host}'\n")
+
+    code, out, err = run("up", demo_file)
+
+    assert (code, out) == (1, "")
+    assert f"{host}:8000 cannot be listened on: {reason}; gateway.host must be" in err
+
+
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.exists(), reason="../shared with the public traces is not here")
 def test_traces_stats__public_trace__prints_its_count(run: Run) -> None:
