@@ -8,15 +8,21 @@ from deploy.errors import OptionNotUsable
 
 
 def cache_folder() -> Path:
-    """Returns where generated checkpoints live: the XDG cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "muxfleet"
+    """Returns where generated checkpoints live: the XDG cache. Raises OptionNotUsable: nobody says where that is."""
+    return _folder_of("XDG_CACHE_HOME", "~/.cache")
 
 
 def state_folder() -> Path:
-    """Returns where a control loop keeps its state by default: XDG's folder for state."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "muxfleet"
+    """Returns where a control loop keeps its state by default: XDG's folder for state. Raises OptionNotUsable."""
+    return _folder_of("XDG_STATE_HOME", "~/.local/state")
+
+
+def _folder_of(variable: str, default: str) -> Path:
+    try:
+        return Path(os.environ.get(variable) or default).expanduser() / "muxfleet"
+    except RuntimeError as error:  # neither HOME nor the system's users say where it is
+        remedy = f"this user has no home; set HOME, or {variable} to a folder of yours"
+        raise OptionNotUsable(option="HOME", value="(not set)", remedy=remedy) from error
 
 
 def running_fleets_folder() -> Path:

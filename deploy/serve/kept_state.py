@@ -13,10 +13,11 @@ from deploy.control.flight_log import SEGMENTS, STREAMS, EventSegment, FlightLog
 from deploy.control.key_usages import FORMAT as USAGE_FORMAT
 from deploy.control.key_usages import KeptUsage
 from deploy.environment import state_folder
+from deploy.errors import OptionNotUsable
 from deploy.fleet_file.state_section import StateSection
 from deploy.state.cluster_store import ClusterStore
 from deploy.state.file_store import FileStore
-from deploy.state.state_store import StateStore
+from deploy.state.state_store import StateNotKept, StateStore
 from deploy.state.write_behind import WriteBehind
 
 _NAME = "control loop"
@@ -98,5 +99,8 @@ def _store(name: str, section: StateSection) -> StateStore:
     """Raises StateNotKept."""
     if section.store == "cluster":
         return ClusterStore(name)
-    folder = state_folder() if section.folder is None else Path(section.folder)
+    try:
+        folder = state_folder() if section.folder is None else Path(section.folder)
+    except OptionNotUsable as error:
+        raise StateNotKept(f"{error}, or state.folder") from error
     return FileStore(folder / f"{name}.sqlite3")

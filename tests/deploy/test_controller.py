@@ -210,6 +210,23 @@ async def test_controller__store_that_cannot_be_used__serves_all_the_same(tmp_pa
     assert [a.model for a in lease.models] == ["m0"]
 
 
+async def test_controller__user_without_a_home__serves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError("uid not found")
+
+    for variable in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    controller = Controller(token="t", planner_for=in_place)
+    await controller.reconfigure(user_config(checkpoint(tmp_path / "a"), state={}))
+
+    lease = await controller.heartbeat(FakeUnit(unit_id="u").report())
+
+    assert [a.model for a in lease.models] == ["m0"]
+
+
 async def test_fleet_view__gateway_brings_events__they_are_told_counted_and_kept(tmp_path: Path) -> None:
     controller = Controller(token="t", planner_for=in_place)
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
