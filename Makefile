@@ -61,9 +61,10 @@ ONCE_MORE = $(if $(CI),|| { echo "Once more by itself: what failed"; $(1) --last
 
 # Three processes: one starts fleets and mostly waits, the others compute (tests/fleets_beside_files.py). Who narrows the
 # tests gets one, in which --pdb and -s work; ARGS="-n 2 ..." spreads those too. torch's threads sleep while
-# they wait: another process needs the core.
+# they wait: another process needs the core. Bytecode is kept, whatever the shell says: else each process compiles
+# the tests and the product anew.
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
-PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 
 test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway" narrows them, to one of all
 	@$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),-m "not long"))

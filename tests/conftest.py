@@ -1,8 +1,10 @@
+import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from long_tests import holds_long, is_all_long, is_long, is_of_part
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
@@ -27,10 +29,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     would import what only some runs have packages for. tests/k8s needs packages and tools that only `make test-k8s`
     installs.
     """
-    is_asked_for = "k8s" in (config.getoption("markexpr") or "")
+    asked_for = config.getoption("markexpr") or ""
     of_others = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
-    left_out = of_others or (collection_path.name == "k8s" and not is_asked_for)
-    return True if left_out else None
+    left_out = of_others or (collection_path.name == "k8s" and "k8s" not in asked_for)
+    return True if left_out or _has_nothing_of(asked_for, collection_path, config) else None
+
+
+def _has_nothing_of(asked_for: str, path: Path, config: pytest.Config) -> bool:
+    """Says of a file that none of its tests would be kept: each process would import what it imports for nothing."""
+    name = path.relative_to(config.rootpath).as_posix() if path.is_relative_to(config.rootpath) else ""
+    if asked_for == "not long":
+        return is_all_long(name)
+    return asked_for == "long" and path.suffix == ".py" and not holds_long(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Spares the search for garbage among some million objects that modules and tests are made of."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
@@ -46,8 +67,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what `make test` leaves out. Fleets take longest: processes that share the tests begin with them."""
-    from long_tests import is_long, is_of_part
-
     for item in items:
         if is_long(item.nodeid):
             item.add_marker(pytest.mark.long)

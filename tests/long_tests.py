@@ -91,6 +91,17 @@ def is_long(nodeid: str) -> bool:
     return nodeid.startswith(tuple(LONG))
 
 
+def is_all_long(path: str) -> bool:
+    """Says of a file or folder that all its tests are among the longest."""
+    whole = tuple(f"{beginning.removesuffix('/')}/" for beginning in LONG if "::" not in beginning)
+    return f"{path}/".startswith(whole)
+
+
+def holds_long(path: str) -> bool:
+    """Says of a file that it has some of the longest tests."""
+    return is_all_long(path) or any(beginning.startswith(f"{path}::") for beginning in LONG)
+
+
 def is_of_part(nodeid: str, number: int) -> bool:
     """Any number names a part: that of a day, for one."""
     first = number * _PART % (-(-len(LONG) // _PART) * _PART)

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from long_tests import LONG, is_long, is_of_part
+from long_tests import LONG, holds_long, is_all_long, is_long, is_of_part
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,6 +23,17 @@ def test_parts__of_any_commits__have_each_long_test_in_one_of_them(beginning: st
 
     assert sum(is_of_part(beginning, number) for number in parts) == 1
     assert not is_of_part("tests/test_long_tests.py", 0)
+
+
+@pytest.mark.parametrize("beginning", LONG)
+def test_file__of_long_tests__is_collected_for_them_and_left_alone_without_others(beginning: str) -> None:
+    path, _, test = beginning.partition("::")
+    file = path.removesuffix("/")
+
+    assert holds_long(file)
+    assert is_all_long(file) == (not test)
+    assert not holds_long("tests/test_long_tests.py")
+    assert not is_all_long("tests")
 
 
 def test_ci__all_but_the_longest__are_run_and_the_longest_have_a_command() -> None:
