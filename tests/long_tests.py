@@ -53,7 +53,7 @@ LONG: Sequence[str] = (
     "tests/e2e/test_supervision.py",
     "tests/pdmux_actor/serving/test_actor.py",
     # Bodies by the hundred at every endpoint; single ones of each kind stay, and so do malformed ones.
-    "tests/router/test_openapi_document.py::test_api__generated_cases",
+    "tests/router/test_generated_requests.py",
     "tests/router/test_adversarial_bodies.py",
     # A copy of the tree and a wheel, used from processes of their own.
     "tests/test_extending.py",

@@ -1,10 +1,12 @@
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 from batch_rig import Replica, settings
 from fake_unit import FakeUnit, write_byte_tokenizer
+from served_document import served_apart
 from served_gateway import InlineText, ServedGateway, running
 
 from router.access.api_keys import KeyRing
@@ -20,6 +22,12 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     assert AutoTokenizer is not None
     return write_byte_tokenizer(tmp_path_factory.mktemp("byte-tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def served_url(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served_apart(tokenizer_folder, tmp_path_factory.mktemp("batches")) as url:
+        yield url
 
 
 @pytest.fixture

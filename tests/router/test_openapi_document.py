@@ -1,78 +1,15 @@
-"""schemathesis against the document the gateway exports, and replies against the schemas in it."""
+"""Replies against the schemas in the document the gateway exports."""
 
-import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
-from pathlib import Path
 
 import httpx
 import pytest
 import schemathesis
-from fake_unit import FakeUnit, fleet_view
-from hypothesis import HealthCheck, settings
 from schemathesis.checks import load_all_checks
-from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
-from served_gateway import InlineText, running
+from served_document import ANSWER_S, MODEL
 
-from router.batches.batch_settings import BatchSettings
 from router.http.app import openapi_document
 from router.openai import schemas
-from router.serving.gateway import Gateway
-
-MODEL = "demo/bytes"
-ANSWER_S = 60.0  # a request shares the machine, and this process, with whoever makes the next one up
-load_all_checks()
-api = schemathesis.openapi.from_dict(openapi_document())
-
-
-@pytest.fixture(scope="module")
-def served_url(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A gateway and a unit in a thread of their own: schemathesis calls synchronously. It works on text itself: the
-    process for that is started, and the tokenizer loaded, with the first request, which on a busy machine takes longer
-    than a client of schemathesis waits.
-    """
-    url: Future[str] = Future()
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def live() -> None:
-        gateway = Gateway(start_text=InlineText.start)
-        batches = BatchSettings(url=str(tmp_path_factory.mktemp("batches")), poll_s=0.1)
-        async with FakeUnit(max_model_len=64) as unit, running(gateway, batches=batches) as address:
-            gateway.update_view(fleet_view(unit, source=tokenizer_folder))
-            async with httpx.AsyncClient(base_url=address) as http:
-                while True:  # until its folder is open
-                    if (await http.get("/v1/files")).status_code != 503:
-                        break
-                    await asyncio.sleep(0.02)
-            url.set_result(address)
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(live()))
-    thread.start()
-    yield url.result(timeout=30)
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(timeout=30)
-    loop.close()
-
-
-@api.parametrize()
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-def test_api__generated_cases__answers_as_documented(case, served_url: str) -> None:
-    # Valid by the schema is not yet acceptable: lengths depend on the model, messages on its template. And a part of a
-    # form is text whatever its type should be wrong by: a file that is `true` is one of four bytes.
-    of_forms = [negative_data_rejection] if case.media_type == "multipart/form-data" else []
-    case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance, *of_forms], timeout=ANSWER_S)
-
-
-@api.include(path_regex="completions|embeddings").parametrize()
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_api__generated_cases_for_a_served_model__answer_as_documented(case, served_url: str) -> None:
-    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and case.body["model"]:
-        case.body["model"] = MODEL
-    case.call_and_validate(base_url=served_url, excluded_checks=[positive_data_acceptance], timeout=ANSWER_S)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +20,8 @@ def test_api__generated_cases_for_a_served_model__answer_as_documented(case, ser
     ],
 )
 def test_stream__every_event__is_what_the_document_says(served_url: str, path: str, body: dict) -> None:
+    load_all_checks()
+    api = schemathesis.openapi.from_dict(openapi_document())
     case = api[path]["POST"].Case(body={"model": MODEL, "max_tokens": 4, "stream": True, **body})
 
     response = case.call_and_validate(base_url=served_url, timeout=ANSWER_S)
