@@ -8,6 +8,9 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 HAS_GPU := $(shell if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null 2>&1; then echo yes; fi)
 
+# Bytecode is kept, whatever the shell says: else each process compiles the tests and the product anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-long test-all check check-types check-source test-sglang test-lm-eval test-clients test-console chart test-k8s image
@@ -61,10 +64,9 @@ ONCE_MORE = $(if $(CI),|| { echo "Once more by itself: what failed"; $(1) --last
 
 # Three processes: one starts fleets and mostly waits, the others compute (tests/fleets_beside_files.py). Who narrows the
 # tests gets one, in which --pdb and -s work; ARGS="-n 2 ..." spreads those too. torch's threads sleep while
-# they wait: another process needs the core. Bytecode is kept, whatever the shell says: else each process compiles
-# the tests and the product anew.
+# they wait: another process needs the core.
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 
 test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway" narrows them, to one of all
 	@$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),-m "not long"))

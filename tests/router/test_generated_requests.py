@@ -10,6 +10,7 @@ from served_document import ANSWER_S, MODEL
 
 from router.http.app import openapi_document
 
+pytest_plugins = ["schemathesis.pytest.plugin"]  # no other file is to wait for its import
 load_all_checks()
 api = schemathesis.openapi.from_dict(openapi_document())
 
