@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -57,8 +58,15 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_kept_for_this_file_only() -> Iterator[None]:
+    yield
+    tree_of.cache_clear()
 
 
 def tracked_files() -> list[Path]:
