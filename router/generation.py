@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from pdmux_actor.messages import FinishReason, SamplingParams, Slo
 from pdmux_actor.serving.frames import PromptToken, TokenLogprob
 from router.request_terms import AdmissionRequest, Caller
@@ -91,8 +93,8 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+# One for each Delta, and a frozen dataclass takes several times as long to make.
+class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Holds what became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
     `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once, as the `prompt`
     is where its log-probabilities were asked for, and the `embedding`, float32, of a generation that `embeds`.

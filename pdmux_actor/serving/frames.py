@@ -115,7 +115,7 @@ class KvMoved(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     why_not_all: str = ""
 
 
-class Delta(msgspec.Struct, frozen=True, tag="delta"):
+class Delta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     """New output of a stream. `sequence` counts Deltas from 0. `text` is what may be shown; it can lag behind
     `token_ids` while a character is incomplete or a stop string may be forming. `retryable` marks a failure that
     another unit may not share (the model left this unit, the engine died). `held_back` counts the newest tokens of the
@@ -186,19 +186,32 @@ class FrameSplitter:
         self.max_frame_bytes = max_frame_bytes  # may be raised between two frames
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | bytearray) -> Iterator[bytes]:
         """Raises FrameTooLarge; the connection is of no use after that."""
-        self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer)
-            if length > self.max_frame_bytes:
-                raise FrameTooLarge(f"frame of {length} bytes, limit {self.max_frame_bytes}")
-            end = LENGTH.size + length
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[LENGTH.size : end])
-            del self._buffer[:end]
-            yield body
+        if self._buffer:  # a frame is there in part
+            self._buffer += data
+            data = self._buffer
+        start = 0
+        try:
+            while (end := self._end_of_frame(data, start)) is not None:
+                body = bytes(memoryview(data)[start + LENGTH.size : end])
+                start = end
+                yield body
+        finally:
+            if data is self._buffer:
+                del self._buffer[:start]
+            else:
+                self._buffer += memoryview(data)[start:]
+
+    def _end_of_frame(self, data: bytes | bytearray, start: int) -> int | None:
+        """None: it is not all there."""
+        body_at = start + LENGTH.size
+        if body_at > len(data):
+            return None
+        (length,) = LENGTH.unpack_from(data, start)
+        if length > self.max_frame_bytes:
+            raise FrameTooLarge(f"frame of {length} bytes, limit {self.max_frame_bytes}")
+        return body_at + length if body_at + length <= len(data) else None
 
 
 MessageT = TypeVar("MessageT")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from router.access.access_control import AccessGrant
 from router.errors import BodyTooLarge, RequestTimeout, RouterError, UnsupportedMediaType
-from router.http.held_stream import HeldStream, Started
+from router.http.held_stream import HeldStream, StartedStream
 from router.http.streaming import ClientDisconnected, EventStream, EventStyle, unless_disconnected
 from router.openai.body import SMALL_BODY_BYTES
 from router.request_terms import Caller
@@ -143,13 +143,15 @@ async def _stream(
     """
     rate = {} if who.rate is None else who.rate.headers()
     starting = _started(request, accepting)
+    first = b""
     if gateway.view.is_ready(model):
-        events, report = await unless_disconnected(request, starting)
-        served = report.headers()
+        started = await unless_disconnected(request, starting)
+        first, events, served = started.first, started.events, started.report.headers()
     else:
         events, served = await _held(request, gateway, model, starting, who)
     return EventStream(
         events,
+        first=first,
         request_id=request.state.request_id,
         keep_alive_s=gateway.limits.keep_alive_s,
         write_timeout_s=gateway.limits.write_timeout_s,
@@ -159,7 +161,7 @@ async def _stream(
 
 
 async def _held(
-    request: Request, gateway: Gateway, model: str, starting: Awaitable[Started], who: AccessGrant
+    request: Request, gateway: Gateway, model: str, starting: Awaitable[StartedStream], who: AccessGrant
 ) -> tuple[AsyncGenerator[bytes, None], Mapping[str, str]]:
     """Returns the events of a stream that waits for its model, and its headers as far as they are known."""
     held = HeldStream(
@@ -172,7 +174,7 @@ async def _held(
     started = await unless_disconnected(request, held.begun())
     if started is None:
         return _noting_errors(request, held.events()), {}
-    return started[0], started[1].headers()
+    return started.resumed(), started.report.headers()
 
 
 async def _whole(request: Request, accepting: Awaitable[WholeAnswer], who: AccessGrant) -> Response:
@@ -198,18 +200,8 @@ async def _noting_errors(request: Request, events: AsyncGenerator[bytes, None]) 
             raise
 
 
-async def _started(request: Request, accepting: Awaitable[GenerationResponse]) -> Started:
+async def _started(request: Request, accepting: Awaitable[GenerationResponse]) -> StartedStream:
     answer = await accepting
     request.state.report = answer.report
     events = answer.events()
-    first = await anext(events)
-    return _resumed(first, events), answer.report
-
-
-async def _resumed(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    try:
-        yield first
-        async for event in events:
-            yield event
-    finally:
-        await events.aclose()
+    return StartedStream(first=await anext(events), events=events, report=answer.report)

@@ -3,12 +3,25 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from router.admission.load_forecast import LoadOutlook
 from router.telemetry.service_report import ServiceReport
 
-Started = tuple[AsyncGenerator[bytes, None], ServiceReport]
-"""The events of a stream, whose first is there, and how it is served."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedStream:
+    """Holds the first event of a stream, those after it, and how it is served."""
+
+    first: bytes
+    events: AsyncGenerator[bytes, None]
+    report: ServiceReport
+
+    async def resumed(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self.events):
+            yield self.first
+            async for event in self.events:
+                yield event
 
 
 class HeldStream:
@@ -20,7 +33,7 @@ class HeldStream:
 
     def __init__(
         self,
-        starting: Awaitable[Started],
+        starting: Awaitable[StartedStream],
         outlook: Callable[[], LoadOutlook | None],
         *,
         clock: Callable[[], float],
@@ -34,7 +47,7 @@ class HeldStream:
         self._every_s = every_s
         self._known: LoadOutlook | None = None  # when its client began to be told
 
-    async def begun(self) -> Started | None:
+    async def begun(self) -> StartedStream | None:
         """Returns once the stream has started; None: it waits still, and its client should be told.
 
         Raises what starting raises.
@@ -65,11 +78,12 @@ class HeldStream:
                 if await self._has_started():
                     break
                 outlook = self._outlook()
-            events, report = self._starting.result()
-            async with aclosing(events):
-                if headers := report.headers():  # it is too late for those of the response
+            started = self._starting.result()
+            async with aclosing(started.events):
+                if headers := started.report.headers():  # it is too late for those of the response
                     yield comments(headers)
-                async for event in events:
+                yield started.first
+                async for event in started.events:
                     yield event
         finally:
             await self._let_go()
@@ -82,7 +96,7 @@ class HeldStream:
         self._starting.cancel()
         (result,) = await asyncio.gather(self._starting, return_exceptions=True)
         if not isinstance(result, BaseException):
-            await result[0].aclose()
+            await result.events.aclose()
 
 
 def comment(text: str) -> bytes:

@@ -62,7 +62,9 @@ class EventStyle:
 
 
 class EventStream(Response):
-    """Sends `events` as they come. Closes them as soon as the client leaves; an error becomes the last event."""
+    """Sends `first`, if there is one, and `events` as they come. Closes them as soon as the client leaves; an error
+    becomes the last event.
+    """
 
     media_type = "text/event-stream"
 
@@ -70,6 +72,7 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         *,
+        first: bytes = b"",
         request_id: str,
         keep_alive_s: float,
         write_timeout_s: float,
@@ -80,6 +83,7 @@ class EventStream(Response):
         self._style = style
         self.background = None
         self._events = events
+        self._first = first
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
         self._write_timeout_s = write_timeout_s
@@ -110,11 +114,15 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
-                async for event in events:
+                event = self._first or await anext(events)
+                while True:
                     self._last_sent_s = loop.time()
                     self._is_sending = True  # until the server has room: it waits for a client that reads slowly
                     await send({"type": "http.response.body", "body": event, "more_body": True})
                     self._is_sending = False
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return self._style.done
             except RouterError as error:
                 logger.warning("stream ends with an error", extra={"request_id": self._request_id, "error": str(error)})
                 return self._style.error(error_body(error, self._style.path))
@@ -123,7 +131,6 @@ class EventStream(Response):
             except Exception:
                 logger.exception("stream ends with our own error", extra={"request_id": self._request_id})
                 return self._style.error(internal_error_body(self._request_id, self._style.path))
-        return self._style.done
 
     async def _keep_alive(self, send: Send) -> None:
         """Returns when the client has read nothing for too long."""

@@ -46,6 +46,8 @@ class ChatReply:
         self._num_calls: dict[int, int] = {}  # of each choice that was opened
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
+        if usage is None and self._is_plain(output) and index in self._num_calls:
+            return self._encoder.content(index, output.text)
         events = b""
         if index not in self._num_calls:
             self._num_calls[index] = 0
@@ -71,6 +73,11 @@ class ChatReply:
             finish = self._finish(output.finish, self._num_calls[index])
             events += self._encoder.choice(self._chunk(index, {}, finish), usage)
         return events
+
+    def _is_plain(self, output: Output) -> bool:
+        """Says whether its event has a text and nothing else, as most have."""
+        told = output.finish is not None or output.reasoning or output.tool_calls or output.logprobs
+        return bool(output.text) and not (told or self._with_logprobs or self._prompt_token_ids is not None)
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._encoder.usage(usage)

@@ -119,6 +119,11 @@ class EventEncoder:
             return self._before + _encode(choice) + b'],"usage":' + _encode(usage.to_json()) + b"}\n\n"
         return self._before + _encode(choice) + self._after
 
+    def content(self, index: int, text: str) -> bytes:
+        """Encodes the event of a chat that has nothing but text: `choice` would build the same of two dicts."""
+        choice = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (index, _encode(text))
+        return self._before + choice + self._after
+
     def usage(self, usage: Usage) -> bytes:
         return self._before + b'],"usage":' + _encode(usage.to_json()) + b"}\n\n"
 

@@ -197,12 +197,13 @@ class GenerationRelay:
                 if isinstance(delta, Stall):
                     self._raise_if_others_can(generation, unit, delta, failed, progress)
                     continue
-                if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
-                    raise _failure(generation.model, unit, delta)
+                if delta.finish is not None:
+                    if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
+                        raise _failure(generation.model, unit, delta)
+                    if request.hands_over and delta.finish is FinishReason.LENGTH:
+                        delta = msgspec.structs.replace(delta, finish=None)  # it goes on
                 if delta.kv_moved is not None:
                     self._on_kv_moved(generation.model, delta.kv_moved)
-                if request.hands_over and delta.finish is FinishReason.LENGTH:
-                    delta = msgspec.structs.replace(delta, finish=None)  # it goes on
                 output = progress.take(delta)
                 if output.text or output.num_tokens or output.prompt or output.finish is not None:
                     yield output

@@ -4,7 +4,8 @@ import secrets
 import string
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pdmux_actor.messages import FinishReason
 from router.generation import Output, ToolCall

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import dataclass
 from typing import cast
 
@@ -60,37 +61,38 @@ class DeltaStream:
         self.stream_id = stream_id
         self.finished = False
         self._connection = connection
-        self._arrived: asyncio.Queue[Delta | UnitLost | None] = asyncio.Queue()  # None: look at `_stall`
+        self._arrived: deque[Delta | UnitLost | None] = deque()  # None: look at `_stall`
+        self._awaited: asyncio.Future[None] | None = None  # of who waits for the next; one reader at a time
         self._stall: Stall | None = None
         self._expected_sequence = 0
         self._consumed = 0
 
     def put(self, delta: Delta) -> bool:
         """False if a Delta is missing or the unit sends more than it was granted."""
-        if delta.sequence != self._expected_sequence or self._arrived.qsize() > 2 * INITIAL_CREDIT:
+        if delta.sequence != self._expected_sequence or len(self._arrived) > 2 * INITIAL_CREDIT:
             return False
         self._expected_sequence += 1
         self.finished = delta.finish is not None
         self._stall = None
-        self._arrived.put_nowait(delta)
+        self._arrive(delta)
         return True
 
     def note_stall(self, stall: Stall) -> None:
         """Told once for all that is noted until somebody reads it, and not if a Delta comes first."""
         if self._stall is None and not self.finished:
             self._stall = stall
-            self._arrived.put_nowait(None)
+            self._arrive(None)
 
     def fail(self, error: UnitLost) -> None:
         if not self.finished:
-            self._arrived.put_nowait(error)
+            self._arrive(error)
 
     async def next(self) -> Delta | Stall:
         """Raises:
         UnitLost: the connection broke before the stream's last Delta.
         """
         # no deadline: stalls are told, and `SilenceLimits` end the connection
-        while (item := await self._arrived.get()) is None:
+        while (item := await self._next_arrival()) is None:
             if (stall := self._stall) is not None:
                 self._stall = None
                 return stall
@@ -101,6 +103,17 @@ class DeltaStream:
             self._connection.send(Credit(stream=self.stream_id, deltas=self._consumed))
             self._consumed = 0
         return item
+
+    def _arrive(self, item: Delta | UnitLost | None) -> None:
+        self._arrived.append(item)
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+    async def _next_arrival(self) -> Delta | UnitLost | None:
+        while not self._arrived:
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+        return self._arrived.popleft()
 
 
 class FrameConnection(asyncio.Protocol):

@@ -60,7 +60,7 @@ async def test_credit__reader_pauses__unit_stops_sending(unit, client) -> None:
         await asyncio.sleep(0.3)
         stream = client._connection._streams[0]
 
-        assert stream._arrived.qsize() <= INITIAL_CREDIT
+        assert len(stream._arrived) <= INITIAL_CREDIT
 
 
 async def test_close__before_the_end__sends_cancel_and_only_then(unit, client) -> None:
