@@ -118,3 +118,22 @@ def test_use_torch_threads__threads_begun_later__work_alone_and_lanes_do_not() -
         torch.set_num_threads(before)
 
     assert seen == {"loader": 1, "lane": len(cores)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sched(7) is Linux's")
+def test_lane__its_thread_and_team__never_run_before_what_wakes_on_their_cores() -> None:
+    before = set(os.listdir("/proc/self/task"))
+    threads = PinnedThreads()
+    computed = threading.Event()
+
+    def compute() -> None:
+        torch.zeros(1 << 20).exp_()
+        computed.set()
+
+    threads.on(available_cores()).submit(compute)
+    assert computed.wait(DEADLINE_S)
+    policies = {os.sched_getscheduler(int(task)) for task in set(os.listdir("/proc/self/task")) - before}
+    threads.close()
+
+    assert policies == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
