@@ -12,7 +12,7 @@ from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
 from deploy.errors import KeyFileError, OptionNotUsable
 from deploy.fleet_file.fleet_problems import problems_of
-from deploy.fleet_file.key_file import KeyFile, StoredKey, read_key_file, write_key_file
+from deploy.fleet_file.key_file import KeyFile, StoredKey, read_key_file, sole_writer, write_key_file
 from router.access.api_keys import make_key
 
 KeysFile = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `gateway.api_keys` names it.")]
@@ -42,7 +42,6 @@ def new(
 
     Example: muxfleet keys new team-a --model qwen-small --requests-per-minute 60
     """
-    stored = read_key_file(file) if file.exists() else KeyFile()
     fresh = make_key()
     try:
         key = StoredKey(
@@ -60,7 +59,9 @@ def new(
         first = next(problems_of(error, StoredKey))
         option = "NAME" if first.path[0] == "name" else f"--{str(first.path[0]).removesuffix('s').replace('_', '-')}"
         raise OptionNotUsable(option=option, value=repr(first.value), remedy=first.remedy) from error
-    write_key_file(file, stored.with_key(key))
+    with sole_writer(file):
+        stored = read_key_file(file) if file.exists() else KeyFile()
+        write_key_file(file, stored.with_key(key))
     typer.echo(f"key {fresh.key_id} of {name} added to {file}; it is shown this once:", err=True)
     typer.echo(fresh.secret)
 
@@ -103,8 +104,9 @@ def revoke(
 
     Example: muxfleet keys revoke 3f9a1c2b7d4e
     """
-    stored = read_key_file(file)
-    if all(key.id != key_id for key in stored.keys):
-        raise KeyFileError(path=str(file), reason=f"no key has the id {key_id!r}; `muxfleet keys list` shows them")
-    write_key_file(file, stored.without(key_id))
+    with sole_writer(file):
+        stored = read_key_file(file)
+        if all(key.id != key_id for key in stored.keys):
+            raise KeyFileError(path=str(file), reason=f"no key has the id {key_id!r}; `muxfleet keys list` shows them")
+        write_key_file(file, stored.without(key_id))
     typer.echo(f"key {key_id} revoked in {file}", err=True)

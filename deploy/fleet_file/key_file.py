@@ -2,11 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.errors import FleetFileError, KeyFileError, OutputNotWritable
@@ -18,6 +20,7 @@ from router.request_terms import Priority
 
 _MAX_BYTES = 8 * 1024 * 1024
 _MOST_PER_MINUTE = 10**12
+_LOCKED_S = 10.0  # a change takes milliseconds
 PriorityName = Literal["low", "normal", "high"]
 _PRIORITIES: Mapping[str, Priority] = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
 
@@ -107,6 +110,26 @@ def read_key_file(path: Path) -> KeyFile:
         return parse_key_file(raw.decode("utf-8-sig"), name=str(path))
     except UnicodeDecodeError as error:
         raise KeyFileError(path=str(path), reason=f"not UTF-8 text (byte {error.start})") from error
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Keeps other commands from changing the file between the reading and the writing of this one.
+
+    Raises KeyFileError, OutputNotWritable.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCKED_S, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        reason = f"another command has been changing it for {_LOCKED_S:g} s; end that one, or try again"
+        raise KeyFileError(path=str(path), reason=reason) from error
+    except OSError as error:
+        raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_key_file(path: Path, keys: KeyFile) -> None:

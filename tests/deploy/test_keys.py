@@ -1,5 +1,6 @@
 import json
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from deploy.cli import main
 from deploy.environment import bearer_headers
 from deploy.errors import KeyFileError, OptionNotUsable
-from deploy.fleet_file.key_file import parse_key_file, read_key_file
+from deploy.fleet_file.key_file import KeyFile, parse_key_file, read_key_file, sole_writer, write_key_file
 from router.errors import InvalidApiKey
 
 
@@ -93,3 +94,34 @@ def test_api_key__no_header_can_carry_it__is_refused_unshown(monkeypatch: pytest
         bearer_headers()
 
     assert key not in str(refused.value)
+
+
+def test_keys_new__two_at_once__no_key_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins when the first has read the file and not yet written it."""
+    file = tmp_path / "keys.yaml"
+    begun: list[threading.Thread] = []
+
+    def write_late(path: Path, keys: KeyFile) -> None:
+        if not begun:
+            begun.append(threading.Thread(target=run, args=("keys", "new", "second", "--file", str(path))))
+            begun[0].start()
+            begun[0].join(timeout=0.5)  # it must not get ready meanwhile, and does where nothing holds it
+        write_key_file(path, keys)
+
+    monkeypatch.setattr("deploy.commands.keys.write_key_file", write_late)
+    assert run("keys", "new", "first", "--file", str(file)) == 0
+    begun[0].join(timeout=30)
+
+    assert {key.name for key in read_key_file(file).keys} == {"first", "second"}
+
+
+def test_keys_new__another_changes_the_file_for_long__is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys.yaml"
+    monkeypatch.setattr("deploy.fleet_file.key_file._LOCKED_S", 0.01)
+
+    with sole_writer(file):
+        assert run("keys", "new", "a", "--file", str(file)) == 2
+
+    assert "another command has been changing it" in capsys.readouterr().err
