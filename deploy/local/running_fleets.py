@@ -11,8 +11,11 @@ from pathlib import Path
 
 import msgspec
 import psutil
+from filelock import FileLock, Timeout
 
-from deploy.errors import FleetUnreachable
+from deploy.errors import FleetChanging, FleetUnreachable
+
+_LOCKED_S = 30.0  # a change that Serve takes is given it within seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +39,30 @@ def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
         yield
     finally:
         file.unlink(missing_ok=True)
+        _changing(folder, fleet.pid).unlink(missing_ok=True)
 
 
 def keep_applied(folder: Path, fleet: RunningFleet, fleet_file: str) -> None:
     """Keeps what `muxfleet apply` made of a fleet."""
     _write(_applied(folder, fleet.pid, fleet.started_s), fleet_file.encode())
+
+
+@contextmanager
+def sole_change(folder: Path, fleet: RunningFleet) -> Iterator[None]:
+    """Keeps others from changing the fleet between the judging of a change and its making: what somebody agreed to is
+    what is made.
+
+    Raises FleetChanging.
+    """
+    lock = FileLock(_changing(folder, fleet.pid), timeout=_LOCKED_S, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise FleetChanging(name=fleet.name, waited_s=_LOCKED_S) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def take_applied(folder: Path) -> str | None:
@@ -60,10 +82,16 @@ def _applied(folder: Path, pid: int, started_s: float) -> Path:
     return folder / f"{pid}-{started_s:.0f}.applied"
 
 
+def _changing(folder: Path, pid: int) -> Path:
+    return folder / f"{pid}.changing"
+
+
 def _write(file: Path, content: bytes) -> None:
-    """For its owner only."""
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+    """For its owner only, and in one step: who reads it meanwhile, or writes it too, finds one of both whole."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
         opened.write(content)
+    beside.replace(file)
 
 
 def running_fleets(folder: Path) -> Sequence[RunningFleet]:
@@ -78,6 +106,7 @@ def running_fleets(folder: Path) -> Sequence[RunningFleet]:
             found.append(fleet)
         else:
             file.unlink(missing_ok=True)
+            _changing(folder, fleet.pid).unlink(missing_ok=True)
     return found
 
 

@@ -118,7 +118,7 @@ class ServeFleet:
             time.sleep(_POLL_S)
         if not any(m.is_ready or m.is_asleep for m in models):
             raise FleetStartError(
-                reason="no model is ready", remedy="; ".join(f"{m.model}: {m.problem}" for m in models)
+                reason=f"no model is ready ({'; '.join(f'{m.model}: {m.problem}' for m in models)})", remedy=_SEE_LOGS
             )
         on_stage("waiting for the gateways to see the models")
         self._wait_for_gateway(until_s)

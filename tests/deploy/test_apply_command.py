@@ -1,6 +1,7 @@
 """muxfleet apply, without a cluster."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,21 @@ import pytest
 from deploy.cli import main
 from deploy.errors import FleetStartError
 from deploy.fleet_file.settings import FleetFile
-from deploy.local.running_fleets import RunningFleet, announced, take_applied, this_process_started_s
+from deploy.local.running_fleets import RunningFleet, announced, sole_change, take_applied, this_process_started_s
 from deploy.serve.fleet_change import FleetChange
 
 FILE = "name: mine\nmodels: [{id: a, source: org/a, slo: {ttft_s: 7.0}}]\n"
+
+
+def running_here() -> RunningFleet:
+    return RunningFleet(
+        name="mine",
+        url="http://127.0.0.1:8000",
+        address="127.0.0.1:1",
+        auth_token="t",
+        pid=os.getpid(),
+        started_s=this_process_started_s(),
+    )
 
 
 class FleetWhoseModelsStayAway:
@@ -27,7 +39,9 @@ class FleetWhoseModelsStayAway:
         pass
 
     def wait_until_ready(self, **_: object) -> None:
-        raise FleetStartError(reason="models not ready: a", remedy="allow more with --wait")
+        raise FleetStartError(
+            reason="models not ready: a", remedy="run again with -v for the logs, or allow more with --wait"
+        )
 
 
 @contextmanager
@@ -47,22 +61,66 @@ def fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_apply__models_do_not_get_ready_in_time__is_kept_for_a_restart_all_the_same(
-    fleets: Path, tmp_path: Path
+    fleets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The fleet has changed by then: `up --restart` must not go back to what was before."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FILE)
-    running = RunningFleet(
-        name="mine",
-        url="http://127.0.0.1:8000",
-        address="127.0.0.1:1",
-        auth_token="t",
-        pid=os.getpid(),
-        started_s=this_process_started_s(),
-    )
-
-    with announced(fleets, running), pytest.raises(SystemExit) as ended:
+    with announced(fleets, running_here()), pytest.raises(SystemExit) as ended:
         main(["apply", str(file)])
 
     assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert "the change was made and the fleet runs, but models not ready: a; `muxfleet status`" in told
+    assert "-v" not in told
     assert '"ttft_s":7.0' in (take_applied(fleets) or "")
+
+
+def run(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code
+
+
+def test_apply__two_at_once__the_second_judges_what_the_first_has_made(
+    fleets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it might restart what nobody said it may: what the first has changed meanwhile."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILE)
+    events: list[str] = []
+    second = threading.Thread(target=run, args=("apply", str(file)))
+
+    class RecordedFleet(FleetWhoseModelsStayAway):
+        def change(self) -> FleetChange:
+            events.append("judged")
+            if len(events) == 1:
+                second.start()
+                second.join(timeout=0.5)  # it must not get further meanwhile, and does where nothing holds it
+            return super().change()
+
+        def deploy(self) -> None:
+            events.append("made")
+
+        def wait_until_ready(self, **_: object) -> None:
+            pass
+
+    monkeypatch.setattr("deploy.serve.serve_fleet.ServeFleet", RecordedFleet)
+    with announced(fleets, running_here()):
+        assert not run("apply", str(file))
+        second.join(timeout=30)
+
+    assert events == ["judged", "made", "judged", "made"]
+
+
+def test_apply__another_changes_the_fleet_for_long__is_told(
+    fleets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILE)
+    monkeypatch.setattr("deploy.local.running_fleets._LOCKED_S", 0.01)
+
+    with announced(fleets, running_here()), sole_change(fleets, running_here()):
+        assert run("apply", str(file)) == 1
+
+    assert "nothing was applied: another `muxfleet apply` has been changing the fleet 'mine'" in capsys.readouterr().err
