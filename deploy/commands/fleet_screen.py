@@ -113,7 +113,7 @@ def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractConte
 
 
 def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: FleetFile) -> None:
-    """Returns on Ctrl-C or SIGTERM, and when the fleet is lost, which `fleet_on_screen` then raises."""
+    """Returns on Ctrl-C, SIGTERM or SIGHUP, and when the fleet is lost, which `fleet_on_screen` then raises."""
     console.print(f"\nserving at {running.url} (Ctrl-C stops)\n")
     console.print(curl_line(running.url, fleet.models[0].id), soft_wrap=True)
     try:
@@ -204,9 +204,15 @@ def _import_beside(module: str) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM stops as Ctrl-C does, with everything taken down."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM, and SIGHUP of a closed terminal, stop as Ctrl-C does, with everything taken down. A SIGHUP that is
+    ignored, as by nohup, stays so.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    stopping = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in stopping:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in stopping:
+            signal.signal(number, before[number])

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ _TICK_S = 0.25
 _LOOK_EVERY_S, _QUIET_LOOK_EVERY_S = 1.0, 5.0  # a look goes through all processes of the machine
 _AGAIN_S = 0.5  # a terminal that sends Ctrl-C twice at once means one
 _GRACE_S = 3.0  # what runs out of time says so by itself if it can
-_ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+_ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Supervisor:
@@ -34,7 +34,7 @@ class Supervisor:
         self.verdict: DeployError | None = None
         self.is_lost = False
         self._stop_s = stop_s
-        self._tell = tell
+        self._print = tell
         self._tree = ProcessTree()
         self._parts = PartsWatch()
         self._folder: Path | None = None
@@ -140,6 +140,10 @@ class Supervisor:
                 return
             else:
                 self._tell(f"{_ended(change)}: {change.meaning}; Serve starts another")
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):  # of a terminal that was closed; what it would have shown is done all the same
+            self._print(line)
 
     def _interrupt(self, verdict: DeployError) -> None:
         self.verdict = verdict

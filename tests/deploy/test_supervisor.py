@@ -61,15 +61,26 @@ def folder(tmp_path: Path) -> Path:
     return session
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted__main_thread_goes_on__all_is_ended_by_force(folder: Path, how: signal.Signals) -> None:
-    program = Stubborn(folder, before="import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)")
+    handled = "signal.signal(signal.SIGTERM, handler); signal.signal(signal.SIGHUP, handler)"
+    program = Stubborn(folder, before=f"import signal; handler = signal.default_int_handler; {handled}")
 
     program.process.send_signal(how)
     code, out, _ = program.end()
 
     assert (code, folder.exists()) == (1, False)
     assert "not yet\nstopping takes longer than 0.5 s: ending all by force\n" in out
+    assert not program.child.is_running()
+
+
+def test_interrupted__terminal_is_gone__all_is_ended_by_force_all_the_same(folder: Path) -> None:
+    program = Stubborn(folder, on_interrupt="import os; os.close(1)")  # what is told next raises OSError
+
+    program.process.send_signal(signal.SIGINT)
+    code, _, _ = program.end()
+
+    assert (code, folder.exists()) == (1, False)
     assert not program.child.is_running()
 
 
