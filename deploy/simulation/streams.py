@@ -17,6 +17,7 @@ from traces.record import TraceRecord
 _DRAWS = 4096  # random numbers drawn at a time
 # Of generated lengths: the spread of Azure's conversation prompts (p99 / p50 = 4.1).
 _LENGTH_SIGMA = 0.6
+_LONGEST_GAP_S = 366 * 24 * 3600.0  # a fleet that idles is simulated second by second, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def trace_stream(
 
     Raises:
         TraceUnreadable, BadTraceFile: the file is not usable.
-        BadParameter: its times do not ascend, or it has none and no rate is given.
+        BadParameter: its times do not ascend or leave years without a request, or it has none and no rate is given.
     """
     reader = recognise(path)
     facts = reader.read_facts(path)
@@ -99,7 +100,9 @@ def trace_stream(
     stream = RequestStream(
         name=name, records=records, block_tokens=facts.block_tokens, count=survey.count, span_s=span_s
     )
-    return stream if rate_per_s is None else stream.at_rate(rate_per_s)
+    paced = stream if rate_per_s is None else stream.at_rate(rate_per_s)
+    survey.check_gap(path.name, paced.span_s / span_s if span_s > 0 else 1.0)
+    return paced
 
 
 def demand_stream(demands: Sequence[ModelDemand], *, duration_s: float, seed: int) -> RequestStream:
@@ -143,6 +146,18 @@ class _Survey:
     last_s: float
     first_draw: float
     last_draw: float
+    gap_s: float
+    gap_row: int
+
+    def check_gap(self, file: str, factor: float) -> None:
+        """`factor` is what times are multiplied with. Raises BadParameter: nothing arrives for too long."""
+        if self.gap_s * factor > _LONGEST_GAP_S:
+            raise BadParameter(
+                name="trace",
+                value=file,
+                remedy=f"row {self.gap_row} arrives {self.gap_s * factor:.4g} s after the row above it, and at most "
+                f"{_LONGEST_GAP_S:.4g} s go without a request; correct its arrival time, or cut the file there",
+            )
 
     def span_s(self, *, spread_ticks: bool) -> float:
         if not spread_ticks:
@@ -154,12 +169,16 @@ def _survey(name: str, file: str, rows: Iterable[TraceRecord], seed: int) -> _Su
     """Reads every row, so that what is wrong with one is said before anything runs."""
     count, tick_s = 0, float("inf")
     first_s, last_s, first_draw, last_draw = float("-inf"), float("-inf"), 1.0, 0.0
+    gap_s, gap_row = 0.0, 1
     for record, draw in zip(rows, _uniforms(seed), strict=False):
         count += 1
         arrival_s = record.arrival_s
         if arrival_s > last_s:
             if count > 1:
-                tick_s = min(tick_s, arrival_s - last_s)
+                since_s = arrival_s - last_s
+                tick_s = min(tick_s, since_s)
+                if since_s > gap_s:
+                    gap_s, gap_row = since_s, count
             else:
                 first_s = arrival_s
             last_s, last_draw = arrival_s, draw
@@ -179,6 +198,8 @@ def _survey(name: str, file: str, rows: Iterable[TraceRecord], seed: int) -> _Su
         last_s=last_s,
         first_draw=first_draw,
         last_draw=last_draw,
+        gap_s=gap_s,
+        gap_row=gap_row,
     )
 
 

@@ -52,6 +52,14 @@ def test_trace_stream__opened_and_run__file_is_read_once_for_each(tmp_path, monk
     assert len(passes) == 2
 
 
+@pytest.mark.parametrize(("rate_per_s", "gap"), [(None, "6.3e[+]10"), (1e-10, "3e[+]10")])
+def test_trace_stream__millennia_between_two_requests__are_refused_by_their_row(tmp_path, rate_per_s, gap):
+    """A control loop would tick through them for weeks."""
+    path = write(tmp_path / "trace.parquet", [0.0, 1.0, 6.3e10])
+    with pytest.raises(BadParameter, match=f"row 3 arrives {gap} s after the row above it"):
+        trace_stream(path, WEIGHTS, seed=0, spread_ticks=False, rate_per_s=rate_per_s)
+
+
 def test_trace_stream__row_before_the_one_above__is_named(tmp_path):
     path = write(tmp_path / "trace.parquet", [0.0, 2.0, 1.0])
     with pytest.raises(BadParameter, match="row 3 arrives before"):

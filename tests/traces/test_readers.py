@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -288,6 +289,21 @@ def test_read_trace__no_file_or_a_directory__is_unreadable(tmp_path):
         read_trace(tmp_path / "absent.parquet")
     with pytest.raises(TraceUnreadable, match="directory"):
         read_trace(tmp_path)
+
+
+def test_read_trace__pipe__is_refused_before_anything_is_read_from_it(tmp_path):
+    """What is read to recognise the format would be lost to the reader."""
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writing = os.open(tmp_path / "pipe", os.O_WRONLY)
+    os.write(writing, b'{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}')
+    os.close(writing)
+
+    with pytest.raises(TraceUnreadable, match="is a pipe, and a trace is read more than once; write it into a file"):
+        read_trace(tmp_path / "pipe")
+
+    assert os.read(reading, 5) == b'{"tim'
+    os.close(reading)
 
 
 def test_read_trace__header_only__is_refused(tmp_path):

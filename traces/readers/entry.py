@@ -1,7 +1,8 @@
 """The way into every trace file: recognises the format and reads it."""
 
 import itertools
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from traces.transforms import spread_ticks
 
 Jitter = Literal["none", "tick"]
 _HEAD_BYTES = 4096
+_NOT_TWICE: Mapping[int, str] = {stat.S_IFIFO: "is a pipe", stat.S_IFCHR: "is a device", stat.S_IFSOCK: "is a socket"}
 
 READERS = Register("traces.readers", "READER", TraceReader)
 FILES = ", ".join(reader.files for reader in READERS.values())
@@ -28,6 +30,9 @@ def recognise(path: Path) -> TraceReader:
     """
     remedy = f"give a file of one of these formats, not compressed as a whole: {FILES}"
     try:
+        if (kind := _NOT_TWICE.get(stat.S_IFMT(path.stat().st_mode))) is not None:
+            reason = f"{kind}, and a trace is read more than once"
+            raise TraceUnreadable(path=path, reason=reason, remedy="write it into a file, and give that")
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
