@@ -1,5 +1,6 @@
 """Values that enter and leave an engine. Plain data: msgspec encodes them, nothing is pickled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -54,6 +55,10 @@ class LogitsProcessing:
     presence_penalty: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_p: float = 0.0
+
+    def banned_after(self, token_ids: Sequence[int]) -> list[int]:
+        """Returns the tokens that would complete a bad word after `token_ids`."""
+        return [w[-1] for w in self.bad_words if len(w) == 1 or tuple(token_ids[1 - len(w) :]) == w[:-1]]
 
     @property
     def has_phrases(self) -> bool:

@@ -89,7 +89,9 @@ class LogitsProcessor:
             biases=to_device(np.array([bias for _, _, p in wanted for _, bias in p.logit_bias], np.float32)),
             known=places((row, s.token_array()) for row, s, _ in wanted if repetition[row] != 1),
             output=places((row, s.token_array()[s.num_prompt_tokens :]) for row, s, _ in wanted if counted[row]),
-            banned=places((row, _banned(p.bad_words, s.token_ids)) for row, s, p in wanted if p.bad_words),
+            banned=places(
+                (row, np.array(p.banned_after(s.token_ids), np.int64)) for row, s, p in wanted if p.bad_words
+            ),
             stops=places((row, np.array(s.request.sampling.stop_token_ids, np.int64)) for row, s in stops),
             stop_steps=to_device(np.array(steps, np.int64)),
             repetition=to_device(repetition),
@@ -136,8 +138,3 @@ def _grown(places: _Places, rows: Tensor, earlier: Sequence[Tensor]) -> _Places:
 def _flat(pairs: Sequence[tuple[int, Ints]]) -> tuple[Ints, Ints]:
     rows = np.repeat(np.array([row for row, _ in pairs], np.int64), [len(tokens) for _, tokens in pairs])
     return rows, np.concatenate([tokens for _, tokens in pairs]) if pairs else np.zeros(0, np.int64)
-
-
-def _banned(words: Sequence[tuple[int, ...]], token_ids: Sequence[int]) -> Ints:
-    """Tokens that would complete one of `words`."""
-    return np.array([w[-1] for w in words if len(w) == 1 or tuple(token_ids[1 - len(w) :]) == w[:-1]], np.int64)

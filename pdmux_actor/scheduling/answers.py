@@ -139,11 +139,14 @@ class Answers:
         tokens: tuple[SampledToken, ...],
         finish: FinishReason | None = None,
         error: str | None = None,
+        param: str | None = None,
     ) -> None:
         """The only place that reports an end: a request leaves `unanswered` with its one finish."""
         request_id = sequence.request.request_id
         cached, sequence.untold_cached_tokens = sequence.untold_cached_tokens, 0
-        event = TokenEvent(request_id=request_id, tokens=tokens, finish=finish, error=error, cached_tokens=cached)
+        event = TokenEvent(
+            request_id=request_id, tokens=tokens, finish=finish, error=error, cached_tokens=cached, param=param
+        )
         if tokens and sequence.prompt_logprobs is not None:
             event = msgspec.structs.replace(event, prompt_logprobs=tuple(sequence.prompt_logprobs))
             sequence.prompt_logprobs = None
@@ -168,9 +171,13 @@ class Answers:
             self._queues[held.sequence.model].note_tokens(held.sequence, len(held.tokens), now_s)
             self.say(held.sequence, held.tokens)
 
-    def end(self, sequence: TokenSequence, reason: FinishReason, error: str | None = None) -> None:
-        """Answers the request now; its KV goes at once, or when the launch that uses it has completed."""
-        self.say(sequence, (), reason, error)
+    def end(
+        self, sequence: TokenSequence, reason: FinishReason, error: str | None = None, param: str | None = None
+    ) -> None:
+        """Answers the request now; its KV goes at once, or when the launch that uses it has completed. `param` is that
+        of the request's parameters that has the error.
+        """
+        self.say(sequence, (), reason, error, param)
         batch = self._batches.holding(sequence)
         if batch is not None:
             self.drop_if_deserted(batch)

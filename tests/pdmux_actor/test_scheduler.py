@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_actor.executor.simulated import SimulatedExecutor
-from pdmux_actor.messages import FinishReason
+from pdmux_actor.messages import FinishReason, LogitsProcessing
 from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy
 from pdmux_actor.scheduling.launch import sampling_sequences
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -52,6 +52,38 @@ def test_scheduler__one_sequence_fails_in_a_launch__the_others_go_on(policy):
     (end,) = engine.ends_of("bad")
     assert (end.finish, end.error) == (FinishReason.ERROR, "not finite")
     assert all(len(engine.tokens_of(name)) == 6 for name in "xyz")
+
+
+class AllowsThreeAndSeven:
+    """An OutputConstraint."""
+
+    def fill_mask(self, token_ids, words):
+        words[:] = 0
+        words[0] = 1 << 3 | 1 << 7
+
+    def simulated_token(self, token_ids, made_up):
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("bad_words", "param"),
+    [
+        (((3,), (7,)), "bad_words"),
+        (((3,), (9, 7)), None),  # the second is a phrase whose beginning is not there
+        (((3,),), None),
+        ((), None),
+    ],
+)
+def test_scheduler__bad_words_ban_all_that_the_form_allows__is_the_requests_own_fault(bad_words, param):
+    plain = make_request("bad", prompt_tokens=40, max_tokens=6)
+    processing = LogitsProcessing(bad_words=bad_words)
+    bad = replace(plain, sampling=replace(plain.sampling, processing=processing))
+
+    arrival = Arrival(bad, constraint=AllowsThreeAndSeven())
+    (end,) = VirtualEngine([(0.0, arrival)], executor_type=BrokenAtOnce).run().ends_of("bad")
+
+    told = "at output token 1 it bans every token that the form allows" if param else "not finite"
+    assert (end.finish, end.error, end.param) == (FinishReason.ERROR, told, param)
 
 
 def test_scheduler__sequence_whose_numbers_are_not_finite__is_no_prefix_for_others():
