@@ -143,12 +143,11 @@ async def _stream(
     """
     rate = {} if who.rate is None else who.rate.headers()
     starting = _started(request, accepting)
-    first = b""
     if gateway.view.is_ready(model):
         started = await unless_disconnected(request, starting)
         first, events, served = started.first, started.events, started.report.headers()
     else:
-        events, served = await _held(request, gateway, model, starting, who)
+        first, events, served = await _held(request, gateway, model, starting, who)
     return EventStream(
         events,
         first=first,
@@ -162,8 +161,10 @@ async def _stream(
 
 async def _held(
     request: Request, gateway: Gateway, model: str, starting: Awaitable[StartedStream], who: AccessGrant
-) -> tuple[AsyncGenerator[bytes, None], Mapping[str, str]]:
-    """Returns the events of a stream that waits for its model, and its headers as far as they are known."""
+) -> tuple[bytes, AsyncGenerator[bytes, None], Mapping[str, str]]:
+    """Returns the first event of a stream that waits for its model, those after it, and its headers as far as they are
+    known.
+    """
     held = HeldStream(
         starting,
         lambda: gateway.absence.outlook(model),
@@ -173,8 +174,8 @@ async def _held(
     )
     started = await unless_disconnected(request, held.begun())
     if started is None:
-        return _noting_errors(request, held.events()), {}
-    return started.resumed(), started.report.headers()
+        return b"", _noting_errors(request, held.events()), {}
+    return started.first, started.events, started.report.headers()
 
 
 async def _whole(request: Request, accepting: Awaitable[WholeAnswer], who: AccessGrant) -> Response:

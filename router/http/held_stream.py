@@ -17,12 +17,6 @@ class StartedStream:
     events: AsyncGenerator[bytes, None]
     report: ServiceReport
 
-    async def resumed(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self.events):
-            yield self.first
-            async for event in self.events:
-                yield event
-
 
 class HeldStream:
     """`outlook` says how far the model is that the stream waits for; None: it does not wait for one.
