@@ -1,7 +1,6 @@
 """The file of API keys: hashes and what each key may do. `muxfleet keys` writes it, gateways read it."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from deploy.errors import FleetFileError, KeyFileError, OutputNotWritable
 from deploy.fleet_file.fleet_problems import problems_of
 from deploy.fleet_file.setting_types import KeyHash, KeyId, KeyOwner, ModelId
 from deploy.fleet_file.yaml_source import parse_yaml, path_text
+from deploy.owner_file import replace_for_owner
 from router.access.api_keys import KeyEntry, KeyRing
 from router.request_terms import Priority
 
@@ -120,16 +120,14 @@ def sole_writer(path: Path) -> Iterator[None]:
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCKED_S, mode=0o600)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout as error:
         reason = f"another command has been changing it for {_LOCKED_S:g} s; end that one, or try again"
         raise KeyFileError(path=str(path), reason=reason) from error
     except OSError as error:
         raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def write_key_file(path: Path, keys: KeyFile) -> None:
@@ -138,11 +136,7 @@ def write_key_file(path: Path, keys: KeyFile) -> None:
 
     Raises OutputNotWritable.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(keys.to_yaml())
-        beside.replace(path)
+        replace_for_owner(path, keys.to_yaml().encode())
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error

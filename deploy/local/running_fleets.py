@@ -14,6 +14,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from deploy.errors import FleetChanging, FleetUnreachable
+from deploy.owner_file import replace_for_owner
 
 _LOCKED_S = 30.0  # a change that Serve takes is given it within seconds
 
@@ -34,7 +35,7 @@ class RunningFleet:
 def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / f"{fleet.pid}.json"
-    _write(file, msgspec.json.encode(fleet))
+    replace_for_owner(file, msgspec.json.encode(fleet))
     try:
         yield
     finally:
@@ -44,7 +45,7 @@ def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
 
 def keep_applied(folder: Path, fleet: RunningFleet, fleet_file: str) -> None:
     """Keeps what `muxfleet apply` made of a fleet."""
-    _write(_applied(folder, fleet.pid, fleet.started_s), fleet_file.encode())
+    replace_for_owner(_applied(folder, fleet.pid, fleet.started_s), fleet_file.encode())
 
 
 @contextmanager
@@ -56,13 +57,11 @@ def sole_change(folder: Path, fleet: RunningFleet) -> Iterator[None]:
     """
     lock = FileLock(_changing(folder, fleet.pid), timeout=_LOCKED_S, mode=0o600)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout as error:
         raise FleetChanging(name=fleet.name, waited_s=_LOCKED_S) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def take_applied(folder: Path) -> str | None:
@@ -84,14 +83,6 @@ def _applied(folder: Path, pid: int, started_s: float) -> Path:
 
 def _changing(folder: Path, pid: int) -> Path:
     return folder / f"{pid}.changing"
-
-
-def _write(file: Path, content: bytes) -> None:
-    """For its owner only, and in one step: who reads it meanwhile, or writes it too, finds one of both whole."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-        opened.write(content)
-    beside.replace(file)
 
 
 def running_fleets(folder: Path) -> Sequence[RunningFleet]:
