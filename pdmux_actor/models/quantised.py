@@ -65,6 +65,7 @@ class Int8Linear:
         assert weight.middle is None, "4 bits are Int4Linear's"
         self.bias = bias
         self._scale = weight.scale
+        self._is_exact_at_once = torch.cpu._is_vnni_supported()
         self._rounds_activations = weight.levels.device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
         self._levels = weight.levels
         if self._rounds_activations and packed:
@@ -119,7 +120,7 @@ class Int8Linear:
         steps = torch.linalg.vector_norm(inputs, float("inf"), dim=1, keepdim=True, dtype=torch.float32)
         steps = steps.clamp_(min=torch.finfo(torch.float32).tiny * _INT8_MAX).div_(_INT8_MAX)
         levels = inputs.div(steps).add_(_UINT8_ZERO + 0.5).to(torch.uint8)  # the cast cuts off
-        if torch.cpu._is_vnni_supported():
+        if self._is_exact_at_once:
             product = self._onednns(levels, 1.0, _UINT8_ZERO, self._product_dtype)
         else:  # oneDNN adds pairs of products in 16 bits, which saturate: of 7 bits none does
             product = self._onednns(levels >> 1, 2.0, _UINT8_ZERO // 2, torch.float32)

@@ -79,20 +79,20 @@ def multiply_best() -> bool:
 
 
 def _int8_flags() -> tuple[str, ...] | None:
-    """A CPU with a matrix unit multiplies integers faster by oneDNN."""
-    if (widest := _widest()) != AVX512:
-        return widest
-    suits = torch.cpu._is_vnni_supported() and not torch.cpu._is_amx_tile_supported()
-    return (*AVX512, "-mavx512vnni") if suits else None
+    return _widest_with("-mavx512vnni", suits=torch.cpu._is_vnni_supported())
 
 
 def _panel_flags() -> tuple[str, ...] | None:
-    """A CPU with a matrix unit multiplies bfloat16 faster by oneDNN; for Intel's without one see `multiply_best`."""
+    """For Intel's CPUs with AVX-512 see `multiply_best`."""
+    multiplies = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported()
+    return _widest_with("-mavx512bf16", "-mavx512vnni", suits=multiplies and not _is_intel())
+
+
+def _widest_with(*flags: str, suits: bool) -> tuple[str, ...] | None:
+    """Beside AVX-512 the kernels need what `flags` name. A CPU with a matrix unit multiplies faster by oneDNN."""
     if (widest := _widest()) != AVX512:
         return widest
-    multiplies = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported()
-    suits = multiplies and not _is_intel() and not torch.cpu._is_amx_tile_supported()
-    return (*AVX512, "-mavx512bf16", "-mavx512vnni") if suits else None
+    return (*AVX512, *flags) if suits and not torch.cpu._is_amx_tile_supported() else None
 
 
 def _widest() -> tuple[str, ...] | None:
