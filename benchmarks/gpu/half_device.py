@@ -11,7 +11,7 @@ from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
-from pdmux_actor.executor.cuda.sm_target import products_gain_when_told
+from pdmux_actor.executor.cuda.told_products import gains_on
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane
@@ -69,17 +69,16 @@ class HalvableGpu:
         return TorchCudaExecutor(
             kv_pool_bytes=self._kv_pool_bytes // 2,
             block_bytes=self._block_bytes,
-            lanes=CudaLanes(device, streams, num_sms=whole.num_sms, tells_sms=self._gain_when_told(streams, device)),
+            lanes=CudaLanes(device, streams, num_sms=whole.num_sms, told_lanes=self._told_lanes(streams, device)),
             device=spec,
             graphs=LaunchGraphs(CudaGraphCapture(torch.cuda), graph_bytes(spec.memory_bytes) // 2),
             launch_limits=self._limits,
         )
 
-    def _gain_when_told(self, streams: HalfStreams, device: torch.device) -> bool:
+    def _told_lanes(self, streams: HalfStreams, device: torch.device) -> frozenset[Lane]:
         """As on the whole device: a half must not be slow for want of a word."""
         kernels = LargeKernels(device, copy_bytes=1)
         torch.cuda.synchronize(device)
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         stream = streams.stream(Lane.DECODE, streams.num_sms)
-        with torch.cuda.stream(stream):
-            return products_gain_when_told(lambda: kernels.flops_per_s(stream), torch, num_sms - streams.num_sms)
+        return frozenset(lane for lane in Lane if gains_on(kernels, stream, lane, num_sms - streams.num_sms))

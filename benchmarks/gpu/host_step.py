@@ -34,6 +34,7 @@ from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import SamplingParams
 from pdmux_actor.models.operators import TorchOperators
+from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.sequence import TokenSequence
 from placement.launch_limits import LaunchLimits
 from profiler.gpus.h200 import DEVICE as H200
@@ -61,7 +62,7 @@ class HostLanes:
             close=lambda: None,
         )
 
-    def on(self, stream: object, sms: int) -> AbstractContextManager[object]:
+    def on(self, stream: object, sms: int, lane: Lane) -> AbstractContextManager[object]:
         return nullcontext()
 
     def record(self, stream: object) -> Any:

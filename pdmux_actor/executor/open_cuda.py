@@ -1,6 +1,7 @@
 """Opens a GPU: its partitions, its kernels, and the executor over them."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -14,9 +15,10 @@ from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.partition_streams import open_partition_streams
 from pdmux_actor.executor.cuda.prefix_pages import paged_flash
-from pdmux_actor.executor.cuda.told_products import products_gain_on_partition
+from pdmux_actor.executor.cuda.told_products import lanes_that_gain
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.rank_share import WHOLE, RankShare
+from pdmux_actor.scheduling.launch import Lane
 from placement.estimation.memory import LIBRARY_BYTES, graph_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 
@@ -43,11 +45,12 @@ def open_cuda_executor(
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
     streams = open_partition_streams(device, num_sms, divides_decode=divides_decode)
-    gains = streams.unpartitioned_reason is None and products_gain_on_partition(device, streams, num_sms)
-    lanes = CudaLanes(device, streams, num_sms=num_sms, tells_sms=gains or flash != BUILT_IN)
+    is_partitioned = streams.unpartitioned_reason is None
+    told_lanes = lanes_that_gain(device, streams, num_sms) if is_partitioned else frozenset[Lane]()
+    lanes = CudaLanes(device, streams, num_sms=num_sms, told_lanes=told_lanes, tells_attention=flash != BUILT_IN)
     spec = cuda_device_spec(device, step_sms=streams.step_sms)
     _LOG.info("%s: %d SMs, partitioned by %s; prefill by %s", spec.name, spec.num_sms, streams.kind, flash)
-    products = "told the SMs of their partition" if gains else "as for the whole GPU, also on a partition"
+    products = _products(told_lanes)
     _LOG.info("matrix products run %s", products)
     for_graphs = graph_bytes(spec.memory_bytes)
     fillable_bytes = min(spec.memory_bytes, lanes.free_memory_bytes()) - for_graphs - LIBRARY_BYTES
@@ -65,3 +68,8 @@ def open_cuda_executor(
         share=share,
         make_runner=make_runner,
     )
+
+
+def _products(told_lanes: Collection[Lane]) -> str:
+    told = " and ".join(lane.value for lane in Lane if lane in told_lanes)
+    return f"of {told} told the SMs of their partition" if told else "as for the whole GPU, also on a partition"

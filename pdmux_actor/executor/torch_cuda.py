@@ -189,9 +189,9 @@ class TorchCudaExecutor:
         planned = self._graphs.next_planned()
         if planned is None:
             return False
-        lane = PREFILL_LANE if planned.key.part == LAYERS else FIRST_DECODE_LANE
-        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.sms):
-            self._runners[lane].capture(planned.key, planned.stream)
+        lane, number = (Lane.PREFILL, PREFILL_LANE) if planned.key.part == LAYERS else (Lane.DECODE, FIRST_DECODE_LANE)
+        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.sms, lane):
+            self._runners[number].capture(planned.key, planned.stream)
         return True
 
     def detach_model(self, model: str) -> None:
@@ -309,7 +309,7 @@ class TorchCudaExecutor:
         """
         streams = self._lanes.streams
         stream = streams.stream(lane, sms) if first_sm < 0 else streams.part_stream(first_sm, sms)
-        with torch.inference_mode(), self._lanes.on(stream, sms):
+        with torch.inference_mode(), self._lanes.on(stream, sms, lane):
             job()
 
     def run_in_place(self, job: Callable[[], None], lane: Lane) -> None:
@@ -333,7 +333,7 @@ class TorchCudaExecutor:
         first_sm = 0 if part is None else part.first_sm
         started_s = self.now()
         try:
-            with torch.inference_mode(), self._lanes.on(stream, sms):
+            with torch.inference_mode(), self._lanes.on(stream, sms, lane):
                 if not ahead:
                     self._arenas.resize(number, self.runner(number).arena)
                 enqueue = self.runner(number).prepare(launch, sms, stream, first_sm=first_sm)

@@ -13,7 +13,7 @@ from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.workspace import Workspace
 
 _SILU_TILE = 1024
-_NORM_TILE = 2048
+_NORM_COLUMNS_PER_WARP = 512
 _HEADS_TILE = 8  # of 64 lanes each: four elements for each thread
 
 
@@ -77,21 +77,14 @@ def _silu_product_kernel(gate_up_ptr, out_ptr, width, TILE: tl.constexpr):
 
 
 @triton.jit
-def _norm_kernel(hidden_ptr, token_stride, weight_ptr, out_ptr, width, eps, TILE: tl.constexpr):
+def _norm_kernel(hidden_ptr, token_stride, weight_ptr, out_ptr, width, eps, WIDTH_PADDED: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, TILE)
-    squares = tl.zeros([TILE], tl.float32)
-    for first in range(0, width, TILE):
-        columns = first + lanes
-        part = tl.load(hidden_ptr + token * token_stride + columns, mask=columns < width, other=0.0).to(tl.float32)
-        squares += part * part
-    scale = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)
-    for first in range(0, width, TILE):
-        columns = first + lanes
-        mask = columns < width
-        part = tl.load(hidden_ptr + token * token_stride + columns, mask=mask, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_ptr + token * width + columns, (part * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)
+    columns = tl.arange(0, WIDTH_PADDED)
+    mask = columns < width
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    hidden = tl.load(hidden_ptr + token * token_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(hidden * hidden, axis=0) / width + eps)
+    tl.store(out_ptr + token * width + columns, (hidden * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 class TritonOperators:
@@ -125,14 +118,15 @@ class TritonOperators:
         return self._workspace.empty(tuple(values.shape), torch.float32, values.device).copy_(values)
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if not self._workspace.takes:
-            return functional.rms_norm(hidden, weight.shape, weight, eps)
         assert hidden.stride(1) == 1, "a token's elements lie side by side"
         normed = self._workspace.empty(tuple(hidden.shape), hidden.dtype, hidden.device)
         if len(hidden):
             width = hidden.shape[1]
-            tile = min(_NORM_TILE, triton.next_power_of_2(width))
-            _norm_kernel[(len(hidden),)](hidden, hidden.stride(0), weight, normed, width, eps, TILE=tile)
+            padded = triton.next_power_of_2(width)
+            warps = min(16, max(1, padded // _NORM_COLUMNS_PER_WARP))
+            _norm_kernel[(len(hidden),)](
+                hidden, hidden.stride(0), weight, normed, width, eps, WIDTH_PADDED=padded, num_warps=warps
+            )
         return normed
 
     def rotate(

@@ -1,6 +1,6 @@
 """Defines what the CUDA executor asks of a GPU beside tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ import torch
 
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
 from pdmux_actor.executor.cuda.sm_target import told_its_sms
+from pdmux_actor.scheduling.launch import Lane
 
 
 class Event(Protocol):
@@ -20,8 +21,8 @@ class LaneDevice(Protocol):
     device: torch.device
     streams: PartitionStreams
 
-    def on(self, stream: Any, sms: int) -> AbstractContextManager[object]:
-        """Makes `stream`, which has `sms` SMs, current."""
+    def on(self, stream: Any, sms: int, lane: Lane) -> AbstractContextManager[object]:
+        """Makes `stream`, which has `sms` SMs, current, and kernels' choices those of `lane`."""
         ...
 
     def record(self, stream: Any) -> Event:
@@ -54,21 +55,32 @@ class LaneDevice(Protocol):
 
 
 class CudaLanes:
-    """Implements LaneDevice on a GPU of `num_sms` SMs. `tells_sms`: kernels must be told the SMs of their stream."""
+    """Implements LaneDevice on a GPU of `num_sms` SMs. Matrix products of `told_lanes` are told the SMs of their
+    stream; with `tells_attention` attention is, on all lanes.
+    """
 
     def __init__(
-        self, device: torch.device, streams: PartitionStreams, *, num_sms: int, tells_sms: bool = False
+        self,
+        device: torch.device,
+        streams: PartitionStreams,
+        *,
+        num_sms: int,
+        told_lanes: Collection[Lane] = (),
+        tells_attention: bool = False,
     ) -> None:
         self.device = device
         self.streams = streams
         self._num_sms = num_sms
-        self._tells_sms = tells_sms
+        self._told_lanes = told_lanes
+        self._tells_attention = tells_attention
         self._copies: torch.cuda.Stream | None = None
 
     @contextmanager
-    def on(self, stream: Any, sms: int) -> Iterator[None]:
-        tells = self._tells_sms and sms < self._num_sms
-        with torch.cuda.stream(stream), told_its_sms(torch._C, self._num_sms - sms) if tells else nullcontext():
+    def on(self, stream: Any, sms: int, lane: Lane) -> Iterator[None]:
+        spared_sms, by_products = self._num_sms - sms, lane in self._told_lanes
+        tells = by_products or (self._tells_attention and spared_sms)
+        told = told_its_sms(torch, spared_sms, by_products=by_products) if tells else nullcontext()
+        with torch.cuda.stream(stream), told:
             yield
 
     def record(self, stream: Any) -> Event:

@@ -19,10 +19,13 @@ class LargeKernels:
         self._source = torch.empty(copy_bytes, dtype=torch.uint8, device=device)
         self._target = torch.empty_like(self._source)
 
-    def flops_per_s(self, stream: Any) -> float:
-        """Measures the rate of a bf16 product on `stream`, which is the current one."""
-        seconds = _best_s(lambda: torch.mm(self._left, self._left, out=self._product), stream)
-        return float(2 * len(self._left) ** 3 / seconds)
+    def flops_per_s(self, stream: Any, tokens: int | None = None) -> float:
+        """Measures the rate of a bf16 product on `stream`, which is the current one, with the first `tokens` rows or
+        all.
+        """
+        left, product = self._left[:tokens], self._product[:tokens]
+        seconds = _best_s(lambda: torch.mm(left, self._left, out=product), stream)
+        return float(2 * len(left) * len(self._left) ** 2 / seconds)
 
     def bandwidth_bytes_per_s(self, stream: Any) -> float:
         """Read and written, on `stream`, which is the current one."""

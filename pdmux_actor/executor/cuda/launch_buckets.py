@@ -7,9 +7,9 @@ from profiler.specs import DeviceSpec, ModelSpec
 SEQUENCE_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 # A prompt of few tokens takes as long as its weights are read, whatever it is padded to; later padding is computed.
 TOKEN_BUCKETS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-# What the host takes to launch a layer's ten kernels one by one, by estimate: benchmarks/gpu/floors.py measures it. A
-# layer that computes longer hides it all.
-EAGER_LAYER_S = 120e-6
+# What the host takes to launch a layer's ten kernels one by one: benchmarks/gpu/floors.py measured 457 us beside an
+# H200. A layer that computes longer hides it all.
+EAGER_LAYER_S = 450e-6
 
 
 def bucket_of(num_sequences: int) -> int:

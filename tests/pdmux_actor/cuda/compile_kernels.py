@@ -100,8 +100,6 @@ def resources(kernel: Any) -> dict[str, int]:
         "regs": int(found["REG"]),
         "stack_bytes": int(found["STACK"]),
         "shared_bytes": kernel.metadata.shared,
-        # How many groups of asynchronous copies may still be on their way when a wait ends: 0 hides no latency.
-        "copies_ahead": max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", kernel.asm["ptx"])), default=0),
     }
 
 

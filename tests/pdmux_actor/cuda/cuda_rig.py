@@ -63,7 +63,7 @@ class CpuLanes:
         self.num_copies = 0
         self.num_given_back = 0
 
-    def on(self, stream: NoStream, sms: int) -> AbstractContextManager[object]:
+    def on(self, stream: NoStream, sms: int, lane: Lane) -> AbstractContextManager[object]:
         self.used.append(stream)
         return nullcontext()
 

@@ -30,7 +30,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("lane_device.py", "give_back", "empty_cache"): "when the pool changes its size, before any model is there",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",
     ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
-    ("told_products.py", "products_gain_on_partition", "synchronize"): "measures the device, at start",
+    ("told_products.py", "lanes_that_gain", "synchronize"): "measures the device, at start",
     ("cuda_model.py", "of", "tensor"): "when a model is attached",
     ("torch_cuda.py", "_enqueue", "synchronize"): "a launch that failed",
     ("decoder.py", "__init__", "to"): "when a model is loaded",

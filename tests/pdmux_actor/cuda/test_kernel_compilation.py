@@ -37,8 +37,8 @@ def test_kernels__for_an_absent_gpu__compile_without_spills(capability: int, tmp
         "_norm_kernel",
         "_draw_kernel",
         "_uniform_kernel",
+        "_split_list_kernel",
     } <= set(report)
-    assert all(variant["copies_ahead"] > 0 for variant in report["_split_kernel"]), report["_split_kernel"]
     # Five models: nothing but their shapes makes a variant, no layer, no batch and no number of splits.
     assert {name: len(variants) for name, variants in report.items() if len(variants) > 5} == {}
     for name, variants in report.items():

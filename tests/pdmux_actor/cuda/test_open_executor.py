@@ -13,6 +13,7 @@ from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor import open_cuda
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.open_cuda import open_cuda_executor
+from pdmux_actor.scheduling.launch import Lane
 from profiler.gpus.h200 import DEVICE as H200
 
 GIB = 1 << 30
@@ -25,7 +26,7 @@ def one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_cuda, "open_cuda_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(open_cuda, "open_partition_streams", lambda device, num_sms, divides_decode: NoStreams())
     monkeypatch.setattr(open_cuda, "cuda_device_spec", lambda device, *, step_sms: H200)
-    monkeypatch.setattr(open_cuda, "products_gain_on_partition", lambda device, streams, num_sms: True)
+    monkeypatch.setattr(open_cuda, "lanes_that_gain", lambda device, streams, num_sms: frozenset({Lane.DECODE}))
     monkeypatch.setattr(CudaLanes, "free_memory_bytes", lambda self: FREE_BYTES)
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -41,7 +42,7 @@ def test_open__gpu_that_others_use_too__offers_what_is_free_but_for_graphs_and_l
     assert executor.chosen == {
         "partitioned_by": "none",
         "prefill_attention": "torch's own flash kernel (FlashAttention 2)",
-        "products": "told the SMs of their partition",
+        "products": "of decode told the SMs of their partition",
     }
     executor.close()
 

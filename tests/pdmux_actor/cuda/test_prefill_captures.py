@@ -264,7 +264,7 @@ def test_host_bound_tokens__large_layers__are_few() -> None:
     of_70b = replace(LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64)
 
     tokens_of_8b = host_bound_tokens(LLAMA_8B, H200, EAGER_LAYER_S)
-    assert 150 < tokens_of_8b < 350
+    assert 700 < tokens_of_8b < 900
     assert host_bound_tokens(of_70b, H200, EAGER_LAYER_S) < 0.3 * tokens_of_8b
 
 

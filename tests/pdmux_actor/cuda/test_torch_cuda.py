@@ -315,6 +315,7 @@ def test_load_model__before_its_first_launch__every_kernel_has_run_once(
 
     assert attended == [(20, 6, 16, 2, 16), (2, 6, 16, 2, 16)]
     assert ran == {
+        "_split_list_kernel",
         "_split_kernel",
         "_join_kernel",
         "_store_kernel",

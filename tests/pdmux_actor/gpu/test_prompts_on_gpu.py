@@ -35,7 +35,7 @@ def rigs(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Mapping[s
         "gpu": open_gpu_rig(pool_mib=128, block_bytes=block_bytes, limits=LIMITS),
     }
     for name, rig in found.items():
-        rig.load("llama", checkpoint, dtype="float32" if name == "exact" else "bfloat16", max_rows=60)
+        rig.load("llama", checkpoint, dtype="float32" if name == "exact" else "bfloat16", max_rows=250)
     yield found
     for rig in found.values():
         rig.close()
@@ -98,7 +98,7 @@ def num_compiled() -> int:
 
 def test_load__first_prompts_of_any_size__compile_nothing(checkpoint: Path) -> None:
     rig = open_gpu_rig(pool_mib=64, block_bytes=16 * 1024, limits=LIMITS)
-    rig.load("llama", checkpoint, dtype="bfloat16", max_rows=60)
+    rig.load("llama", checkpoint, dtype="bfloat16", max_rows=250)
     before = num_compiled()
 
     for length in (LIMITS.batch_tokens, 37, 2):
