@@ -24,8 +24,9 @@ _MOST_TILE_BYTES = 64 * 1024  # sm_86, sm_89 and sm_120 have 99 KiB for a progra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiling:
-    """Says how a program goes through its context. The defaults were the fastest on an H200, by benchmarks/gpu/kernels.py:
-    three programs on an SM hide each other's waiting better than two do that have tiles on their way.
+    """Says how a program goes through its context. The defaults were the fastest on an H200, by
+    benchmarks/gpu/kernels.py: three programs on an SM hide each other's waiting better than two do that have tiles on
+    their way.
     """
 
     tile_tokens: int = 128
