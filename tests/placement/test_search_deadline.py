@@ -1,7 +1,7 @@
 """A search in a large fleet: it looks at the clock again and again, and does nothing where nothing is to be gained."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,6 +9,8 @@ from placement_cases import make_model, make_spec, make_unit
 
 from placement.estimation.quotas import QuotaClaim
 from placement.estimation.throughput import Floats, KindCosts
+from placement.packing.packing import Packing
+from placement.packing.routed_service import RoutedService
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 from placement.solvers.search import SearchSolver
@@ -119,3 +121,25 @@ def test_search__models_on_many_units__works_out_once_what_each_claims_of_a_pool
 
     assert sum(len(u.models) for u in plan.units) > 2 * len(models)
     assert sorted(claimed) == sorted(m.model for m in models)
+
+
+def test_search__time_ends_before_anything_better_is_found__is_not_asked_for_its_worth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What routing makes of a plan takes long in a large fleet."""
+    asked: list[RoutedService] = []
+    of = RoutedService.of
+
+    def counting(packing: Packing, units: Mapping[int, UnitCapacity]) -> RoutedService:
+        asked.append(of(packing, units))
+        return asked[-1]
+
+    units, models = fleet(1.0)
+    current = SearchSolver(rounds=5).solve(units, models, None)
+    _, hotter = fleet(60.0)
+    monkeypatch.setattr(RoutedService, "of", counting)
+    of_what_is_kept = 3  # after those before and after overloaded units are relieved
+
+    SearchSolver(is_time_up=lambda: len(asked) >= of_what_is_kept).solve(units, hotter, current)
+
+    assert len(asked) == of_what_is_kept
