@@ -271,5 +271,6 @@ def _ring_all_reduce(device: DeviceSpec, num_gpus: int, flops_per_s: float) -> t
     assert device.link_bandwidth_bytes_per_s > 0, f"{device.name} has no links, so no mesh of {num_gpus}"
     rounds = 2 * (num_gpus - 1)
     start_s = device.all_reduce_start_s + rounds * device.link_latency_s
-    transfer_s = rounds / (num_gpus * device.link_bandwidth_bytes_per_s)
+    link_bytes_per_s = device.link_bandwidth_bytes_per_s * math.pow(2 / num_gpus, device.link_sharing_exponent)
+    transfer_s = rounds / (num_gpus * link_bytes_per_s)
     return start_s, transfer_s + num_gpus * (num_gpus - 1) / flops_per_s

@@ -265,8 +265,9 @@ class DeviceSpec:
     rate of those in the model's dtype.
 
     A mesh's all-reduce starts in `all_reduce_start_s` plus `link_latency_s` a round and moves
-    `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links. From pinned host memory come
-    `host_copy_bytes_per_s`; 0 where that is not known.
+    `link_bandwidth_bytes_per_s` per GPU and direction; 0 where devices have no links. Links that GPUs share, as those
+    of PCIe cards, carry that between two; between n a `link_sharing_exponent`-th power of n / 2 less. From pinned host
+    memory come `host_copy_bytes_per_s`; 0 where that is not known.
     """
 
     name: str
@@ -289,6 +290,7 @@ class DeviceSpec:
     fused_sequence_s: float = 0.0
     attention_longest_key_s: float = 0.0
     link_bandwidth_bytes_per_s: float = 0.0
+    link_sharing_exponent: float = 0.0
     link_latency_s: float = 0.0
     all_reduce_start_s: float = 0.0
     host_copy_bytes_per_s: float = 0.0

@@ -10,9 +10,10 @@ from profiler.devices import DEVICES, laptop_cpu
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.gpus.h100 import DEVICE as H100
 from profiler.gpus.h200 import DEVICE as H200
+from profiler.gpus.l40s import DEVICE as L40S
 from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.latency import ChunkShape
-from profiler.operator_costs import bandwidth, compute_rate
+from profiler.operator_costs import bandwidth, compute_rate, operator_costs
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -157,6 +158,20 @@ def test_tensor_parallel__more_gpus__are_faster_by_less_than_their_number(num_gp
         lambda latency: latency.decode_s(spec, [2048] * 32, 132),
     ):
         assert work_s(one) / num_gpus < work_s(many) < work_s(one) / num_gpus**0.5
+
+
+# NCCL's own times, ms, of 16 MiB in half precision on one node (aiconfigurator-core 0.12.0).
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "measured_ms"),
+    [(L40S, 2, 0.85), (L40S, 4, 4.92), (L40S, 8, 19.4), (RTX_PRO_6000, 2, 0.47), (RTX_PRO_6000, 8, 1.25)],
+)
+def test_tensor_parallel__cards_share_their_links__all_reduces_take_what_was_measured(
+    device: DeviceSpec, num_gpus: int, measured_ms: float
+) -> None:
+    costs = operator_costs(LLAMA_3_8B, device, num_gpus, device.num_sms)
+    tokens = 2**24 / (LLAMA_3_8B.hidden_size * LLAMA_3_8B.dtype_bytes)
+
+    assert costs.all_reduce_s(tokens) * 1e3 == pytest.approx(measured_ms, rel=0.2)
 
 
 def test_tensor_parallel__device_without_links__is_our_own_fault() -> None:
