@@ -7,7 +7,8 @@ own). Every point of a dense model on one tensor-parallel mesh is judged, in vir
 tables of the engine's operators, as `muxfleet profile --import` reads them, `roofline` by the device's figures, which
 know no weights of less than two bytes. Nothing is fitted to a point of these. `operators after a short run` of the
 engine: on every mesh whose load is known the two points with the fewest clients stand for it, and are judged nowhere.
-`--quick` takes every eighth.
+`operators after short runs elsewhere`: what such runs on other GPUs teach of the same engine, on as many GPUs; nothing
+of the GPU itself, whose points are all judged. `--quick` takes every eighth.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from accuracy.closed_loop_replay import Replay
-from accuracy.short_run import Lesson, TaughtLatency, learned, light_points
+from accuracy.short_run import Lesson, TaughtLatency, learned, light_points, of_other_gpus
 from accuracy.silicon_points import SiliconPoint, silicon_points
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -40,7 +41,15 @@ class Judged:
     tpot: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TaughtMesh:
+    points: Sequence[SiliconPoint]
+    operators: LatencyModel
+    lesson: Lesson
+
+
 def judged(folder: Path, points: Sequence[SiliconPoint]) -> Iterator[Judged]:
+    taught: list[_TaughtMesh] = []
     for mesh in _by_mesh(points):
         some = mesh[0]
         known = device_named(some.device)
@@ -58,7 +67,25 @@ def judged(folder: Path, points: Sequence[SiliconPoint]) -> Iterator[Judged]:
             yield _judged(point, "operators", *_means(point, operators, Lesson()))
             yield _judged(point, "roofline", *_means(point, roofline, Lesson()))
         if some.is_public and len(mesh) > _SHORT_RUN:
-            yield from _after_a_short_run(mesh, operators)
+            short, long = light_points(mesh)
+            lesson = learned(short, long, lambda point, so_far, of=operators: _means(point, of, so_far))
+            for point in mesh:
+                if point not in (short, long):
+                    yield _judged(point, "operators after a short run", *_means(point, operators, lesson))
+            taught.append(_TaughtMesh(points=mesh, operators=operators, lesson=lesson))
+    yield from _after_short_runs_elsewhere(taught)
+
+
+def _after_short_runs_elsewhere(taught: Sequence[_TaughtMesh]) -> Iterator[Judged]:
+    for here in taught:
+        mine = here.points[0]
+        others = [(t.points[0], t.lesson) for t in taught if t.points[0].device != mine.device]
+        lessons = [lesson for p, lesson in others if (p.engine, p.num_gpus) == (mine.engine, mine.num_gpus)]
+        if lessons:
+            means = of_other_gpus(lessons)
+            for point in here.points:
+                found = _means(point, here.operators, means)
+                yield _judged(point, "operators after short runs elsewhere", *found)
 
 
 def _by_mesh(points: Sequence[SiliconPoint]) -> Iterator[Sequence[SiliconPoint]]:
@@ -68,14 +95,6 @@ def _by_mesh(points: Sequence[SiliconPoint]) -> Iterator[Sequence[SiliconPoint]]
         key = (p.device, p.engine, p.model, p.gemm_dtype, p.num_gpus, p.settings.fuses_scaling)
         meshes.setdefault(key, []).append(p)
     return iter(meshes.values())
-
-
-def _after_a_short_run(mesh: Sequence[SiliconPoint], operators: LatencyModel) -> Iterator[Judged]:
-    short, long = light_points(mesh)
-    lesson = learned(short, long, lambda point, so_far: _means(point, operators, so_far))
-    for point in mesh:
-        if point not in (short, long):
-            yield _judged(point, "operators after a short run", *_means(point, operators, lesson))
 
 
 def _means(point: SiliconPoint, latency: LatencyModel, lesson: Lesson) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 steps take than operators say, and the way of a first token. Every other point stays for the verdict.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,16 @@ def learned(
             way_s=max(0.0, lesson.way_s + way_s / 2),
         )
     return lesson
+
+
+def of_other_gpus(lessons: Sequence[Lesson]) -> Lesson:
+    """What an engine shows on other GPUs. Its decode steps are left to the tables: they are the GPU's memory and the
+    weights' format, where prefills and a first token's way have more of the engine in them.
+    """
+    return Lesson(
+        prefill=statistics.geometric_mean(lesson.prefill for lesson in lessons),
+        way_s=statistics.fmean(lesson.way_s for lesson in lessons),
+    )
 
 
 def _bounded(factor: float) -> float:
