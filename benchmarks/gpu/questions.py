@@ -5,8 +5,9 @@
 Rows "census": on which SMs a lane's kernels ran, eagerly and replayed from a graph, and how many of them the other
 lane's kernels used, too (0 where partitions hold). Fact "combinations": every two lanes' shares that a policy can have
 in force at once, those of different splits of the device too, and which of them had SMs in common. Rows "speed": a
-bf16 matrix product, the same product told how many SMs it has, a copy and a Triton kernel on each lane of each pair,
-alone, from a graph and beside the other lane, over the same work on the whole GPU. Rows "queue": how long a tiny kernel
+bf16 matrix product, one with few rows as decode steps have, both again told how many SMs they have, a copy and a
+Triton kernel on each lane of each pair, alone, from a graph and beside the other lane, over the same work on the whole
+GPU. Rows "queue": how long a tiny kernel
 takes beside a lane that is full, over how long it takes alone (far above 1 where both lanes' streams share a hardware
 queue). Facts: what a switch costs, and the memory of cuBLAS's workspaces.
 """
@@ -41,6 +42,8 @@ _QUEUED = 20  # launches of the other lane that keep it busy meanwhile
 # Small ones that wait in its queue, as of a prefill that is launched eagerly far ahead: a graph may have to wait for
 # them (pytorch#176582).
 _MANY_QUEUED = 400
+_PRODUCTS, _TOLD = ("product", "product of few rows"), " told its SMs"
+_FEW_ROWS, _WIDER = 32, 4  # the weight of the latter is wider, so that no cache holds it
 QUESTIONS = ("census", "queue", "speed")
 ROW_KEY = ("question", "lane", "sms", "work")
 
@@ -152,7 +155,7 @@ class Lanes:
         self._others = make_works(device, matrix_size, copy_bytes)
         whole = streams.stream(Lane.DECODE, num_sms)
         self.whole_s = {name: device_time_s(gpu, whole, work, repeats) for name, work in self.own.items()}
-        self.whole_s["product told its SMs"] = self.whole_s["product"]
+        self.whole_s |= {name + _TOLD: self.whole_s[name] for name in _PRODUCTS}
 
     def pairs(self, stride: int) -> Iterator[tuple[Lane, int, Any, Any]]:
         """Lane, its SMs, its stream and the other lane's."""
@@ -181,7 +184,7 @@ class Lanes:
         }
 
     def speed(self, name: str, sms: int, stream: Any, other: Any) -> dict[str, object]:
-        work, told = self.own[name.removesuffix(" told its SMs")], name.endswith("told its SMs")
+        work, told = self.own[name.removesuffix(_TOLD)], name.endswith(_TOLD)
         if told:
             self._gpu.carve_out(self.num_sms - sms)
         try:
@@ -263,11 +266,14 @@ def make_works(device: torch.device, matrix_size: int, copy_bytes: int) -> dict[
     dtype = torch.bfloat16
     left = torch.randn(matrix_size, matrix_size, dtype=dtype, device=device)
     product = torch.empty_like(left)
+    weight = torch.randn(matrix_size, _WIDER * matrix_size, dtype=dtype, device=device)
+    few_product = torch.empty(len(left[:_FEW_ROWS]), _WIDER * matrix_size, dtype=dtype, device=device)
     source = torch.empty(copy_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     operators = TritonOperators()
     return {
         "product": lambda: torch.mm(left, left, out=product),
+        "product of few rows": lambda: torch.mm(left[:_FEW_ROWS], weight, out=few_product),
         "copy": lambda: target.copy_(source),
         "triton": lambda: operators.silu_product(left),
     }
