@@ -1,14 +1,15 @@
 """Latencies that were measured: by model, partition and phase."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from profiler.batch_features import Amount, BatchFeatures, batch_features
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share, overlapped_s
 from profiler.measurement import Measurement, measured_shares, solo
+from profiler.share_corrections import ShareCorrections, has_enough, shares_around
 from profiler.specs import ModelSpec
 
 _MIN_FUSED_STEPS = 8
@@ -57,11 +58,12 @@ def fit_partitions(
     rows: Sequence[Measurement], fit_phase: Callable[[str, Sequence[Measurement]], StepTimes]
 ) -> dict[int, PhaseTimes]:
     """`fit_phase` by phase and its solo launches. A partition with launches of one phase only has the other from the
-    partitions around it, and is left out where there are none.
+    partitions around it, and is left out where there are none. So is a phase with too few different launches to fit
+    anything to, as long as another partition has enough: what they say is a correction (ShareCorrections).
     """
     shares = measured_shares(rows)
     prefills, decodes = (
-        {sms: fit_phase(phase, launches) for sms in shares if (launches := solo(rows, sms, phase))}
+        {sms: fit_phase(phase, launches) for sms, launches in _launches(rows, phase).items()}
         for phase in ("prefill", "decode")
     )
     fitted = {}
@@ -75,27 +77,43 @@ def fit_partitions(
     return fitted
 
 
+def _launches(rows: Sequence[Measurement], phase: str) -> dict[int, list[Measurement]]:
+    by_sms = {sms: launches for sms in measured_shares(rows) if (launches := solo(rows, sms, phase))}
+    enough = {sms: launches for sms, launches in by_sms.items() if has_enough(launches, phase)}
+    return enough or by_sms
+
+
 def _on_share(measured: Mapping[int, StepTimes], sms: int) -> StepTimes | None:
     """`measured` is by SMs, rising. None: not measured, nor between two that are."""
     if sms in measured:
         return measured[sms]
     if not measured or not min(measured) < sms < max(measured):
         return None
-    return SumOfTimes(tuple((weight, measured[share]) for share, weight in _bracket(tuple(measured), sms)))
+    return SumOfTimes(tuple((weight, measured[share]) for share, weight in shares_around(tuple(measured), sms)))
 
 
 class MeasuredLatency:
     """`profiler.latency.LatencyModel` over measurements.
 
     Between two measured partitions it interpolates in 1 / SMs, which is exact for work that scales with SMs and for
-    work that does not. Beyond them it scales the nearest by what `beyond` says of the two partitions, and `beyond`
-    answers for models that were not measured.
+    work that does not. Beyond them it scales the nearest by what `beyond` says of the two partitions, and by what the
+    few launches that were measured there say of that; `beyond` answers for models that were not measured.
     """
 
-    def __init__(self, measured: Mapping[ModelSpec, Mapping[int, PhaseTimes]], *, beyond: LatencyModel) -> None:
-        """`measured` is by model, then by SMs."""
+    def __init__(
+        self,
+        measured: Mapping[ModelSpec, Mapping[int, PhaseTimes]],
+        *,
+        beyond: LatencyModel,
+        rows: Mapping[ModelSpec, Sequence[Measurement]] = MappingProxyType({}),
+    ) -> None:
+        """`measured` is by model, then by SMs. `rows`: all launches, also of partitions that have too few."""
         self._measured = {spec: dict(sorted(by_sms.items())) for spec, by_sms in measured.items() if by_sms}
         self._beyond = beyond
+        self._corrections = {
+            spec: ShareCorrections.of(rows.get(spec, ()), tuple(by_sms), partial(self._uncorrected_s, spec))
+            for spec, by_sms in self._measured.items()
+        }
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
@@ -111,8 +129,15 @@ class MeasuredLatency:
         by_sms = self._measured.get(spec)
         if by_sms is None:
             return self._beyond.mixed_s(spec, chunks, context_tokens, sms)
+        factor = self._corrections[spec].factor(sms, prefills=bool(chunks), decodes=bool(context_tokens))
+        return factor * self._uncorrected_s(spec, chunks, context_tokens, sms)
+
+    def _uncorrected_s(
+        self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int
+    ) -> float:
         batch = batch_features(chunks, context_tokens)
-        return _Shares(by_sms, batch, partial(self._beyond.mixed_s, spec, chunks, context_tokens)).seconds(sms)
+        beyond_s = partial(self._beyond.mixed_s, spec, chunks, context_tokens)
+        return _Shares(self._measured[spec], batch, beyond_s).seconds(sms)
 
     def overlapped_s(
         self,
@@ -133,7 +158,11 @@ class MeasuredLatency:
     def decode_by_share(self, spec: ModelSpec, context_tokens: Sequence[int]) -> Callable[[int], float]:
         beyond_s = decode_by_share(self._beyond)(spec, context_tokens)
         by_sms = self._measured.get(spec)
-        return beyond_s if by_sms is None else _Shares(by_sms, batch_features((), context_tokens), beyond_s).seconds
+        if by_sms is None:
+            return beyond_s
+        uncorrected = _Shares(by_sms, batch_features((), context_tokens), beyond_s)
+        corrections = self._corrections[spec]
+        return lambda sms: corrections.factor(sms, prefills=False, decodes=True) * uncorrected.seconds(sms)
 
     def is_outside(
         self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int
@@ -147,7 +176,7 @@ class MeasuredLatency:
         batch = batch_features(chunks, context_tokens)
         if batch.tokens == 0:
             return False
-        shares = [share for share, _ in _bracket(tuple(by_sms), sms)]
+        shares = [share for share, _ in shares_around(tuple(by_sms), sms)]
         beyond = len(shares) == 1 and shares[0] != sms
         return beyond or any(by_sms[share].of(batch).is_outside(batch) for share in shares)
 
@@ -168,7 +197,7 @@ class _Shares:
         if self._batch.tokens == 0:
             return 0.0
         seconds = 0.0
-        for share, weight in _bracket(self._measured, sms):
+        for share, weight in shares_around(self._measured, sms):
             share_s = self._measured_s.get(share)
             if share_s is None:
                 share_s = self._measured_s[share] = self._by_sms[share].of(self._batch).seconds(self._batch)
@@ -176,19 +205,3 @@ class _Shares:
                 share_s *= self._beyond_s(sms) / self._beyond_s(share)
             seconds += weight * share_s
         return seconds
-
-
-def _bracket(shares: tuple[int, ...], sms: int) -> tuple[tuple[int, float], ...]:
-    """The measured partitions around `sms`, with weights; one of weight 1 where it is measured or beyond all.
-
-    >>> _bracket((16, 32, 64), 32), _bracket((16, 32), 8), _bracket((16, 64), 32)
-    (((32, 1.0),), ((16, 1.0),), ((16, 0.3333333333333333), (64, 0.6666666666666667)))
-    """
-    upper = bisect_left(shares, sms)
-    if upper == len(shares):
-        return ((shares[-1], 1.0),)
-    if upper == 0 or shares[upper] == sms:
-        return ((shares[upper], 1.0),)
-    low, high = shares[upper - 1], shares[upper]
-    weight = (1 / sms - 1 / high) / (1 / low - 1 / high)
-    return ((low, weight), (high, 1 - weight))

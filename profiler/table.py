@@ -30,7 +30,8 @@ class TableLatency(MeasuredLatency):
     @classmethod
     def fit(cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: LatencyModel) -> "TableLatency":
         """Fits the launches that ran alone; partitions: see fit_partitions."""
-        return cls({spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}, beyond=beyond)
+        fitted = {spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}
+        return cls(fitted, beyond=beyond, rows=measurements)
 
 
 def _fit_phase(phase: str, rows: Sequence[Measurement]) -> GridTable:
