@@ -1,4 +1,4 @@
-"""What few launches on a partition say of a prediction for it: a factor, not a fit."""
+"""Turns what few launches on a partition say of a prediction for it into a factor."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
