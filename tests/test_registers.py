@@ -193,6 +193,8 @@ def test_documents__any_register__have_a_row_for_every_name(listed: Listed) -> N
 
 def lists_by_hand(tree: ast.Module, names: Register[Any]) -> Iterator[int]:
     """Lines of collections of two or more of the names, and of texts that enumerate three or more."""
+    one = "|".join(map(re.escape, names))
+    enumeration = re.compile(rf"\b(?:{one})(?:(?:, | or |, or )(?:{one})\b){{2,}}")
     for node in ast.walk(tree):
         match node:
             case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements) | ast.Dict(keys=elements):
@@ -200,19 +202,26 @@ def lists_by_hand(tree: ast.Module, names: Register[Any]) -> Iterator[int]:
                 if sum(value in names for value in said if isinstance(value, str)) >= 2:
                     yield node.lineno
             case ast.Constant(value=str(text)):
-                one = "|".join(map(re.escape, names))
-                if re.search(rf"\b(?:{one})(?:(?:, | or |, or )(?:{one})\b){{2,}}", text):
+                if enumeration.search(text):
                     yield node.lineno
 
 
+@pytest.fixture(scope="module")
+def trees() -> Mapping[Path, ast.Module]:
+    """Every product file's, for all registers."""
+    files = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
+    return {path: ast.parse(path.read_text()) for path in files}
+
+
 @any_register
-def test_names__files_outside_the_folder__do_not_list_them_again(listed: Listed) -> None:
+def test_names__files_outside_the_folder__do_not_list_them_again(
+    listed: Listed, trees: Mapping[Path, ast.Module]
+) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
-        for package in PRODUCT
-        for path in sorted((ROOT / package).rglob("*.py"))
+        for path, tree in trees.items()
         if not path.is_relative_to(ROOT / listed.folder) and str(path.relative_to(ROOT)) not in NAMING
-        for line in lists_by_hand(ast.parse(path.read_text()), listed.register)
+        for line in lists_by_hand(tree, listed.register)
     ]
     assert not found, f"ask the register instead: {found}"
 
