@@ -1,5 +1,7 @@
 """The product's control loop over a simulated fleet: models move while requests come, in virtual time."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
+from placement.estimation.problem_arrays import Estimator
+from placement.solvers.entry import IsTimeUp
+from placement.solvers.registry import SOLVERS
+from placement.solvers.search import SearchSolver
 from router.limits import GatewayLimits
 from traces.outcome import Ending, RequestOutcome
 from traces.record import TraceRecord
@@ -36,6 +42,17 @@ pools:
 placement: {solver: search, replan: REPLAN, replan_every_s: 5, min_residency_s: RESIDENCY, max_moves_per_min: 30}
 """
 MUX = Deployment(name="mux", policy="mux")
+ROUNDS = 40  # of a search for three units that can never serve all: its own number is for larger fleets
+
+
+@pytest.fixture(scope="module", autouse=True)
+def brief_searches() -> Iterator[None]:
+    def make(estimator: Estimator, is_time_up: IsTimeUp) -> SearchSolver:
+        return SearchSolver(estimator=estimator, is_time_up=is_time_up, rounds=ROUNDS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deploy.simulation.control.SOLVERS", {"search": replace(SOLVERS["search"], make=make)})
+        yield
 
 
 def fleet(*, replan: str = "auto", least: int = 1, residency_s: float = 5.0, host_memory: str = "0") -> FleetFile:
