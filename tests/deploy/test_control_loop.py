@@ -380,5 +380,5 @@ class FleetMachine(RuleBasedStateMachine):
         assert {i: u.lease for i, u in self.world.units.items()} == leases, "leases are stable"
 
 
-FleetMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+FleetMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 TestFleetMachine = FleetMachine.TestCase
