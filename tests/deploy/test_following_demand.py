@@ -49,7 +49,7 @@ def one_starves(rules: ControlRules, *, per_s: float) -> World:
         unit = made.start_unit(total_blocks=8 * GIB // 8192, memory_bytes=30 * GIB)
         unit.device = "A40"
     made.beat(40, asks=dict.fromkeys(names, 1))
-    for beat in range(120):
+    for beat in range(60):
         hot = int((beat + 1) * per_s / 2) - int(beat * per_s / 2)
         made.beat(asks={m: hot if m == names[0] else 1 for m in names})
     return made

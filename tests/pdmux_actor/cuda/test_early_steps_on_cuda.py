@@ -142,10 +142,10 @@ def test_engine__with_and_without_early_steps__same_tokens(folder: Path) -> None
 
 
 def test_engine__little_memory__preempts_and_says_the_same(folder: Path) -> None:
-    events = {0: [request(name, 6 + i, 30) for i, name in enumerate("abc")]}
+    events = {0: [request(name, 6 + i, 22) for i, name in enumerate("abc")]}
     ample = Engine(folder, events, early_steps=False)
 
-    early = Engine(folder, events, early_steps=True, quota_blocks=4 * 20)
+    early = Engine(folder, events, early_steps=True, quota_blocks=4 * 14)
 
     assert [early.tokens(name) for name in "abc"] == [ample.tokens(name) for name in "abc"]
     assert sum(isinstance(launch, PrefillSlice) for launch in early.launches) > sum(
@@ -154,10 +154,10 @@ def test_engine__little_memory__preempts_and_says_the_same(folder: Path) -> None
     assert early.early
 
 
-@pytest.mark.parametrize("turn", [20, 21, 22])
+@pytest.mark.parametrize("turn", [10, 11, 12])
 def test_engine__aborted_or_unloaded_behind_an_early_step__ends_once_and_waits_for_it(folder: Path, turn: int) -> None:
-    alone = Engine(folder, {0: [request("b", 8, 25)]}, early_steps=False).tokens("b")
-    arrivals = [request("a", 5, 60), request("b", 8, 25)]
+    alone = Engine(folder, {0: [request("b", 8, 12)]}, early_steps=False).tokens("b")
+    arrivals = [request("a", 5, 60), request("b", 8, 12)]
 
     aborted = Engine(folder, {0: arrivals, turn: [Abort("a")]}, early_steps=True)
     removed = Engine(folder, {0: arrivals, turn: [RemoveModel("m")]}, early_steps=True)
