@@ -1,11 +1,13 @@
 """Drives a TorchCpuExecutor with hand-made launches: gives rows of shuffled blocks, keeps the sequences' cursors."""
 
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import GenerateRequest, SampledToken, SamplingParams, Slo
 from pdmux_actor.model_info import ModelInfo, ModelSource
@@ -40,6 +42,13 @@ def make_prompt(length: int, seed: int = 0, vocab_size: int = 640) -> tuple[int,
     return tuple(np.random.default_rng([seed, length]).integers(3, vocab_size, length).tolist())
 
 
+def cores_of_this_process() -> list[int]:
+    """All that it may use, in an order that differs from that of the process which tests beside it."""
+    cores = sorted(available_cores())
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(cores)
+    return cores[first:] + cores[:first]
+
+
 class CpuRig:
     def __init__(
         self,
@@ -47,11 +56,17 @@ class CpuRig:
         pool_mib: int = 32,
         block_bytes: int = 4096,
         poisoned: bool = True,
+        num_cores: int = 1,
         executor: TorchCpuExecutor | None = None,
     ) -> None:
-        """`executor` None makes one; tests of the CUDA executor bring theirs, which answers alike."""
+        """`executor` None makes one; tests of the CUDA executor bring theirs, which answers alike. Lanes are bound to
+        their cores: on two, one thread waits for the other at each operation, and that for whatever else runs there.
+        """
         self.executor = executor or TorchCpuExecutor(
-            kv_pool_bytes=pool_mib << 20, block_bytes=block_bytes, device=make_device()
+            kv_pool_bytes=pool_mib << 20,
+            block_bytes=block_bytes,
+            cores=cores_of_this_process()[:num_cores],
+            device=make_device(num_cores),
         )
         if poisoned and executor is None:
             # All but the block that pads reads, which nobody can write.

@@ -34,7 +34,7 @@ two_cores = pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cor
 
 @pytest.fixture
 def rig(demo_checkpoints: Mapping[str, Path]) -> Iterator[CpuRig]:
-    rig = CpuRig()
+    rig = CpuRig(num_cores=2)
     for model, folder in demo_checkpoints.items():
         rig.load(model, folder)
     yield rig
