@@ -44,6 +44,8 @@ LONG: Sequence[str] = (
     "tests/chaos/test_poison_request.py",
     # Ray starts once more; real engines hand over to each other in test_hand_over_of_engines.py, fake ones die there.
     "tests/e2e/test_fleet_disaggregated.py",
+    # Weights are fetched from the package index and converted; random ones say in every form what transformers says.
+    "tests/pdmux_actor/test_trained_weights.py",
     # mypyc and a C compiler work for minutes.
     "tests/deploy/test_compiled_modules.py::test_compiled__any_policy__decides_to_the_byte_what_python_does",
     "tests/deploy/test_compiled_modules.py::test_engine_on_cores__run_by_compiled_program__says_what_it_says_as_python",
@@ -81,6 +83,8 @@ LONG: Sequence[str] = (
     # One other baseline of the control loop stays.
     "tests/deploy/test_simulated_control.py::test_control_loop__baselines__every_request_is_answered_once[scratch]",
     *(f"tests/pdmux_actor/{test}{policy}" for policy in _OTHER_SYSTEMS for test in _EVERY_LAUNCH),
+    # All of them, by turns in one engine, and adbs with lanes at once stay.
+    *(f"tests/pdmux_actor/{_EVERY_LAUNCH[0]}{policy}" for policy in _BASELINES),
 )
 
 
