@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_rig import CpuRig, make_device, make_prompt, outputs
+from cpu_rig import CpuRig, make_prompt, outputs
 from tiny_models import LATENT, tiny_config, write_tiny_checkpoint
 from transformers_greedy import greedy_tokens
 from transformers_rig import quiet_transformers, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models import faster_modules
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.transformers_config import TransformersConfig
@@ -93,7 +92,7 @@ def test_native_architecture__both_ways__same_tokens(rig: CpuRig, tmp_path: Path
     # A window limits the length of native models, but for those whose layers differ in it.
     changes = {} if family.model_type == "gpt_oss" else {"sliding_window": None}
     write_tiny_checkpoint(tmp_path, family.model_type, **changes)
-    native = CpuRig(executor=TorchCpuExecutor(kv_pool_bytes=16 << 20, block_bytes=2048, device=make_device(1)))
+    native = CpuRig(pool_mib=16, block_bytes=2048)
     said = []
     for either in (rig, native):
         either.load("m", tmp_path)

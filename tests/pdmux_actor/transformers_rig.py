@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from cpu_rig import NAN_BYTE, CpuRig, make_device, make_prompt, outputs
+from cpu_rig import NAN_BYTE, CpuRig, cores_of_this_process, make_device, make_prompt, outputs
 
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 
@@ -12,7 +12,11 @@ from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 @contextmanager
 def transformers_rig() -> Iterator[CpuRig]:
     executor = TorchCpuExecutor(
-        kv_pool_bytes=32 << 20, block_bytes=2048, num_cores=1, device=make_device(1), implementation="transformers"
+        kv_pool_bytes=32 << 20,
+        block_bytes=2048,
+        cores=cores_of_this_process()[:1],
+        device=make_device(1),
+        implementation="transformers",
     )
     executor._storage.pool[:-1].fill_(NAN_BYTE)  # what is read must have been written
     rig = CpuRig(executor=executor)
