@@ -6,11 +6,17 @@ import pytest
 from model_shapes import LLAMA_3_8B
 
 from pdmux_actor.backends.sglang.dispatch import SglangDispatch
+from pdmux_actor.backends.sglang.launch import Launch
+from pdmux_actor.backends.sglang.link import FromPlugin, PluginLoad
+from pdmux_actor.backends.sglang.load import load_report
 from pdmux_actor.backends.sglang.snapshot import Directive, RanSlice, SeenBatch, SeenSequence, Snapshot
+from pdmux_actor.backends.sglang.streams import StreamCounts
 from pdmux_actor.kv.geometry import KvGeometry
+from pdmux_actor.messages import StepPhase
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.decision import DecisionKind
 from pdmux_actor.scheduling.settings import SchedulerSettings
+from pdmux_actor.serving.frames import FrameReader, framed
 from profiler.gpus.h200 import DEVICE as H200
 from profiler.roofline import RooflineLatency
 
@@ -224,3 +230,26 @@ def test_mirror__request_that_is_gone__is_forgotten():
     dispatch.decide(snapshot(running=running(1)))
 
     assert list(dispatch._mirror._sequences) == ["r0"]
+
+
+def test_measured_steps__steps_slower_than_the_model__reach_the_load_report():
+    """As the plugin tells them: what plans learn of units (deploy/control/step_learning.py)."""
+    dispatch, seen = dispatch_of(), running(8)
+    modelled_s = dispatch.predictor.decode_s("m", SPEC, [2000] * 8, H200.num_sms)
+    for i in range(40):
+        dispatch.decide(snapshot(running=seen, now_s=float(i), decode_s=None if i == 0 else 1.3 * modelled_s))
+    told = PluginLoad(
+        **dict.fromkeys(("running", "waiting", "used_tokens", "cached_tokens", "prefill_sms", "decode_sms"), 0),
+        **dict.fromkeys(("steps_total", "repartitions_total", "preemptions_total", "waiting_tokens"), 0),
+        **dict.fromkeys(("decode_predicted_s", "decode_achieved_s", "prefill_base_s", "prefill_s_per_token"), 0.0),
+        guard_cells_moved_total=0,
+        steps=dispatch.measured_steps(),
+    )
+
+    (heard,) = FrameReader(FromPlugin).feed(framed(told))
+    report = load_report(heard, Launch(info=INFO, arguments={}, unmultiplexed=None), 512, 1024, StreamCounts())
+
+    (steps,) = report.steps
+    assert (steps.model, steps.phase, steps.quarters) == ("m", StepPhase.DECODE, 4)
+    assert steps.launches >= 30
+    assert steps.measured_s / steps.modelled_s == pytest.approx(1.3, rel=0.01)

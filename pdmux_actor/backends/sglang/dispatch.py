@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pdmux_actor.backends.sglang.mirror import Mirror
 from pdmux_actor.backends.sglang.snapshot import Directive, RanSlice, Snapshot
 from pdmux_actor.backends.sglang.unfused_latency import UnfusedLatency
+from pdmux_actor.messages import StepTotals
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batching import PrefillBatch
 from pdmux_actor.scheduling.decision import Decision, DecisionKind
@@ -106,6 +107,9 @@ class SglangDispatch:
             prefill_base_s=max(0.0, short_s - _SHORT_TOKENS * per_token_s),
             prefill_s_per_token=per_token_s,
         )
+
+    def measured_steps(self) -> tuple[StepTotals, ...]:
+        return self.predictor.measured.of(self._mirror.queue.model, self._device.num_sms)
 
     # ---- what the policy sees ----
 

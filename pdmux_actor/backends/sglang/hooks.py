@@ -100,6 +100,7 @@ class Reporter:
             prefill_base_s=figures.prefill_base_s,
             prefill_s_per_token=figures.prefill_s_per_token,
             guard_cells_moved_total=dispatch_state.dispatch.predictor.guard.cells_moved,
+            steps=dispatch_state.dispatch.measured_steps(),
         )
 
 

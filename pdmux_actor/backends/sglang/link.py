@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from pdmux_actor.backends.sglang.snapshot import DecisionRecord
+from pdmux_actor.messages import StepTotals
 from pdmux_actor.scheduling.decision import Decision
 from pdmux_actor.serving.frames import FrameReader, framed
 
@@ -41,6 +42,7 @@ class PluginLoad(msgspec.Struct, frozen=True, tag="load"):
     prefill_base_s: float
     prefill_s_per_token: float
     guard_cells_moved_total: int
+    steps: tuple[StepTotals, ...] = ()
 
 
 class DecisionsTold(msgspec.Struct, frozen=True, tag="decisions"):

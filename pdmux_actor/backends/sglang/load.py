@@ -48,4 +48,5 @@ def load_report(
         decode_predicted_s=load.decode_predicted_s,
         decode_achieved_s=load.decode_achieved_s,
         guard_cells_moved_total=load.guard_cells_moved_total,
+        steps=load.steps,
     )
