@@ -3,7 +3,7 @@ loaded.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import Needs
+from deploy.control.share_in_time import share_in_time
 from placement.estimation.lifted_models import lifts_a_model
 from placement.estimation.model_floors import starved
-from placement.estimation.plan_estimate import ModelEstimate, estimate_models_with
+from placement.estimation.plan_estimate import ModelEstimate, UnitEstimate, estimate_shortfall_with
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.plan import Plan
 
@@ -25,7 +26,7 @@ _READ_BYTES_PER_S = 2e9  # of weights: a fast local disk
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appraisal:
     """Holds what a plan does for the demand. `share_in_time`: of all of it in the next minute, from 0 to 1.
-    `served_share`: what units can serve within SLO of each model's demand. `asked_per_s` has the same models.
+    `served_share`: of each model's demand, if it lasts. `asked_per_s` has the same models.
     """
 
     share_in_time: float
@@ -49,11 +50,7 @@ class PlanLook:
 
 
 class Appraiser:
-    """Appraises plans by the throughput estimate; on units of unknown speed a model with a replica counts as served.
-
-    Where a model's units can serve the share s < 1 of its demand, its queue grows: after t seconds requests wait for
-    t * (1/s - 1), so they are in time until that is the TTFT target T, which is for T * s / (1 - s).
-    """
+    """Appraises plans by the throughput estimate; on units of unknown speed a model with a replica counts as served."""
 
     def __init__(self, needs: Needs, estimator: Estimator) -> None:
         self._units = needs.units
@@ -61,24 +58,24 @@ class Appraiser:
         self._instance = make_instance(needs.units, needs.models, estimator)  # of a large fleet what takes longest
 
     def appraise(self, plan: Plan) -> Appraisal:
-        return _appraisal(estimate_models_with(self._instance, self._units, plan), self._targets_s)
+        return _appraisal(*estimate_shortfall_with(self._instance, self._units, plan), self._targets_s)
 
 
-def _appraisal(found: Sequence[ModelEstimate], targets_s: Mapping[str, float]) -> Appraisal:
-    asked_per_s = sum(m.rate_per_s for m in found)
-    in_time_per_s = sum(m.rate_per_s * _in_time(m.served_share, targets_s[m.model]) for m in found)
+def _appraisal(
+    models: Sequence[ModelEstimate], units: Sequence[UnitEstimate], targets_s: Mapping[str, float]
+) -> Appraisal:
+    homes: defaultdict[str, list[UnitEstimate]] = defaultdict(list)
+    for unit in units:
+        for replica in unit.replicas:
+            homes[replica.model].append(unit)
+    found = {m.model: share_in_time(m, homes[m.model], targets_s[m.model]) for m in models}
+    asked_per_s = sum(m.rate_per_s for m in models)
+    in_time_per_s = sum(m.rate_per_s * found[m.model].now for m in models)
     return Appraisal(
         share_in_time=in_time_per_s / asked_per_s if asked_per_s > 0 else 1.0,
-        served_share={m.model: m.served_share for m in found},
-        asked_per_s={m.model: m.rate_per_s for m in found},
+        served_share={model: share.lasting for model, share in found.items()},
+        asked_per_s={m.model: m.rate_per_s for m in models},
     )
-
-
-def _in_time(served_share: float, ttft_s: float) -> float:
-    """Share of a minute."""
-    if served_share >= 1.0 or math.isinf(ttft_s):
-        return served_share
-    return min(1.0, ttft_s * served_share / (1.0 - served_share) / _HORIZON_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

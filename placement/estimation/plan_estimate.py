@@ -1,6 +1,6 @@
 """Estimates what a plan will serve, from the throughput estimate: the one yardstick for plans of any solver."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,12 +132,24 @@ def estimate_models_with(instance: Instance, units: Sequence[UnitCapacity], plan
     return tuple(replica_table.model_estimates(replica_table.balance()))
 
 
+def estimate_shortfall_with(
+    instance: Instance, units: Sequence[UnitCapacity], plan: Plan
+) -> tuple[tuple[ModelEstimate, ...], tuple[UnitEstimate, ...]]:
+    """Returns `estimate_with`'s models, and those of its units that have one which is not wholly served."""
+    replica_table = _ReplicaTable(instance, units, plan)
+    factors = replica_table.balance()
+    models = tuple(replica_table.model_estimates(factors))
+    short = [number for number, m in enumerate(models) if m.served_share < 1.0]
+    of_short = set(replica_table.unit[np.isin(replica_table.model, short)].tolist())
+    return models, tuple(replica_table.unit_estimates(factors, of_short))
+
+
 def estimate_with(instance: Instance, units: Sequence[UnitCapacity], plan: Plan) -> FleetEstimate:
     """`estimate` for many plans of one instance."""
     replica_table = _ReplicaTable(instance, units, plan)
     factors = replica_table.balance()
     return FleetEstimate(
-        units=tuple(replica_table.unit_estimates(factors)),
+        units=tuple(replica_table.unit_estimates(factors, range(len(units)))),
         models=tuple(replica_table.model_estimates(factors)),
         gpus_used=sum(u.num_gpus for i, u in enumerate(units) if (replica_table.unit == i).any()),
     )
@@ -174,9 +186,10 @@ class _ReplicaTable:
             factors = self._factors()
         return factors
 
-    def unit_estimates(self, factors: Floats) -> Iterator[UnitEstimate]:
+    def unit_estimates(self, factors: Floats, numbers: Collection[int]) -> Iterator[UnitEstimate]:
         sums, minima = self._totals()
-        for number, unit in enumerate(self._units):
+        for number in sorted(numbers):
+            unit = self._units[number]
             costs = self._instance.costs[int(self._kind[number])]
             mine = minima[number, : SLACK + costs.num_ways]
             way, limits = costs.limits(sums[number], mine)

@@ -61,10 +61,13 @@ class _Waits:
         busy = sum(rate * queue.busy for rate, queue in self.queues) / rate_per_s
         slack_s = sum(rate * queue.slack_s[self.model] for rate, queue in self.queues) / rate_per_s
         pulls_per_s = sum(2.0 / queue.work_s for _, queue in self.queues)
-        return 1.0 - _mean_over(
-            [lost_to_waits(f * busy, pulls_per_s, slack_s, len(self.queues)) for f in _factors(uncertainty**2)],
-            _factors(uncertainty**2),
-        )
+        return started_in_time(busy, pulls_per_s, slack_s, len(self.queues), uncertainty=uncertainty)
+
+
+def started_in_time(busy: float, pulls_per_s: float, slack_s: float, units: int, *, uncertainty: float) -> float:
+    """Returns the share that does not wait too long (`lost_to_waits`), over loads f times as large as `busy`."""
+    factors = _factors(uncertainty**2)
+    return 1.0 - _mean_over([lost_to_waits(f * busy, pulls_per_s, slack_s, units) for f in factors], factors)
 
 
 def _waits(units: Sequence[UnitEstimate]) -> Mapping[str, _Waits]:
