@@ -9,7 +9,8 @@ of the models. Attainment counts every request of a phase, lost ones as missed.
 same router, ledger and control loop; both run the same requests, and the last table tells how far they are apart.
 
 `--fleet slow`, in virtual time: one of the eight takes 30 % longer than its table says, at demand that stays as
-planned; with plans that learn from what units measure, and without. `--fleet kv`, in virtual time: KV pools that
+planned; with plans that learn from what units measure, and without. `--fleet slow-home`: the same where each model has
+one home, so that routing cannot send it less. `--fleet kv`, in virtual time: KV pools that
 somebody guessed too small or too large, beside those that the plan sizes. `--fleet starved`, in virtual time: one of a
 hundred models comes to be asked for more than its homes can do, and for so much that all spare units do not serve it.
 
@@ -39,6 +40,7 @@ from fleets.closed_loop_scenario import (
     phases,
     requests,
     simulated,
+    with_slow_home,
     with_slow_unit,
     with_starved_model,
     write_fleet,
@@ -251,6 +253,9 @@ def _fleets(options: Namespace) -> Sequence[Setting]:
     if options.fleet == "slow":
         phase_s = options.phase or (40.0 if options.quick else 80.0)
         return [with_slow_unit(phase_s=phase_s, rate_per_s=rate) for rate in (12.0, 14.0)]
+    if options.fleet == "slow-home":
+        phase_s = options.phase or (40.0 if options.quick else 120.0)
+        return [with_slow_home(phase_s=phase_s, rate_per_s=rate) for rate in (10.0, 12.0)]
     if options.fleet == "starved":
         phase_s = options.phase or (10.0 if options.quick else 30.0)
         return [with_starved_model(phase_s=phase_s, hot_per_s=rate) for rate in (20.0, 40.0)]
@@ -259,7 +264,7 @@ def _fleets(options: Namespace) -> Sequence[Setting]:
 
 
 def _variants(options: Namespace) -> Mapping[str, Variant]:
-    if options.fleet == "slow":
+    if options.fleet in ("slow", "slow-home"):
         return LEARNING
     if options.fleet == "kv":
         return GUESSES
@@ -273,7 +278,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="short phases")
     parser.add_argument(
         "--fleet",
-        choices=["simulated", "cpu", "both", "slow", "kv", "starved"],
+        choices=["simulated", "cpu", "both", "slow", "slow-home", "kv", "starved"],
         default="both",
         help="both: simulated and cpu",
     )

@@ -99,6 +99,17 @@ def with_slow_unit(*, phase_s: float, rate_per_s: float) -> Setting:
     )
 
 
+def with_slow_home(*, phase_s: float, rate_per_s: float) -> Setting:
+    """One home for every model; one of the units takes 30 % longer than its table says, and no routing avoids it."""
+    return replace(
+        simulated(phase_s=phase_s),
+        name=f"8 simulated A40, one slow, one home for each model, {rate_per_s:g}/s",
+        rate_per_s=rate_per_s,
+        most_replicas=1,
+        slowdowns={"a40/7": 1.3},
+    )
+
+
 def with_starved_model(*, phase_s: float, hot_per_s: float) -> Setting:
     """A hundred models, each on a GPU that holds one, and two to spare: one comes to be asked for more than its homes
     can do, which is little of what the whole fleet is asked for.
