@@ -172,12 +172,11 @@ class Decoder:
         adapters: AdapterBatch | None = None,
     ) -> Tensor:
         """Layers `[first_layer, last_layer)` over hidden states `[tokens, hidden_size]`. `adapters`: of its tokens."""
-        eps = self.config.rms_norm_eps
         for index in range(first_layer, last_layer):
             layer = self.weights.layers[index]
             with self._operators.passing():
-                normed = self._operators.rms_norm(hidden, layer.input_norm, eps)
-                attended = self._attend(index, layer, normed, rotary, attention, adapters)
+                heads = self._attention_inputs(index, hidden, rotary, adapters)
+                attended = attention(index, *heads, self._attention_traits[index])
                 if adapters is None:
                     hidden = layer.output.plus(attended, hidden)
                 else:
@@ -188,6 +187,21 @@ class Decoder:
                 with self._operators.passing():
                     hidden = self._adapted_mlp(index, layer, hidden, adapters)
         return hidden
+
+    def attention_traits(self, index: int) -> AttentionTraits:
+        return self._attention_traits[index]
+
+    def attention_inputs(self, index: int, hidden: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The part of a layer before its attention: query [tokens, heads, head_dim], key and value [tokens, kv_heads,
+        head_dim].
+        """
+        with self._operators.passing():
+            return self._attention_inputs(index, hidden, rotary, None)
+
+    def after_attention(self, index: int, attended: Tensor, hidden: Tensor) -> Tensor:
+        """The part of a layer after its attention, with both residual connections; `hidden` may be overwritten."""
+        layer = self.weights.layers[index]
+        return self._mlp_by_tiles(layer, layer.output.plus(attended, hidden))
 
     def final_states(self, hidden: Tensor) -> Tensor:
         """Hidden states after the last layer -> the final norm's output, as the head reads it, float32. Both are
@@ -208,25 +222,18 @@ class Decoder:
             sharpen_top_logits(logits, functional.rms_norm(hidden.float(), norm.shape, norm.float(), eps), head)
         return logits
 
-    def _attend(
-        self,
-        index: int,
-        layer: LayerWeights,
-        normed: Tensor,
-        rotary: Tensor,
-        attention: Attention,
-        adapters: AdapterBatch | None,
-    ) -> Tensor:
+    def _attention_inputs(
+        self, index: int, hidden: Tensor, rotary: Tensor, adapters: AdapterBatch | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        layer, eps = self.weights.layers[index], self.config.rms_norm_eps
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        normed = self._operators.rms_norm(hidden, layer.input_norm, eps)
         stacked = self._operators.product(layer.qkv, normed)
         if adapters is not None:
             adapters.add(index, Site.QKV, normed, stacked)
         qkv = stacked.view(normed.shape[0], heads + 2 * kv_heads, -1)
-        query_key = self._operators.rotate(
-            qkv[:, : heads + kv_heads], rotary, layer.head_norms, heads, self.config.rms_norm_eps
-        )
-        key, value = query_key[:, heads:], qkv[:, heads + kv_heads :]
-        return attention(index, query_key[:, :heads], key, value, self._attention_traits[index])
+        query_key = self._operators.rotate(qkv[:, : heads + kv_heads], rotary, layer.head_norms, heads, eps)
+        return query_key[:, :heads], query_key[:, heads:], qkv[:, heads + kv_heads :]
 
     def _mlp_by_tiles(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         """With the residual connection."""

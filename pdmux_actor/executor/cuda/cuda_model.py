@@ -11,12 +11,13 @@ from torch import Tensor
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.launch_buckets import bucket_of
+from pdmux_actor.executor.cuda.piece_bucket import PieceBucket
 from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash, fitting_flash
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.decoder import LayeredDecoder
+from pdmux_actor.models.decoder import Decoder, LayeredDecoder
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.models.workspace import Workspace
 
@@ -41,6 +42,7 @@ class CudaModel:
     buckets: dict[int, DecodeBucket] = field(default_factory=dict)
     captured_tokens_per_sm: float = 0.0
     prefill_buckets: dict[int, PrefillBucket] = field(default_factory=dict)
+    piece_buckets: dict[int, PieceBucket] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -91,3 +93,10 @@ class CudaModel:
         if size not in self.prefill_buckets:
             self.prefill_buckets[size] = PrefillBucket(self.decoder, self.kv, size)
         return self.prefill_buckets[size]
+
+    def piece_bucket(self, size: int) -> PieceBucket:
+        """Only where a launch `has_pieces`."""
+        if size not in self.piece_buckets:
+            assert isinstance(self.decoder, Decoder), "other decoders' layers are whole"
+            self.piece_buckets[size] = PieceBucket(self.decoder, size, self.kv.pool.dtype, self.kv.pool.device)
+        return self.piece_buckets[size]

@@ -14,24 +14,24 @@ from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import BatchAttention
 from pdmux_actor.executor.cuda.device_batch import DeviceBatch, stage_batch
 from pdmux_actor.executor.cuda.device_sampler import (
-    NOT_FINITE,
     DeviceSample,
     SamplingKind,
     SamplingRows,
     host_tokens,
     sample_with_reports,
 )
-from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, GraphKey, PlannedCapture, Step
+from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, PIECES, GraphKey, PlannedCapture, Step
+from pdmux_actor.executor.cuda.host_reads import produced, read_plain, sample_to_host, to_host
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.cuda.launch_buckets import token_bucket_of
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
+from pdmux_actor.executor.cuda.piece_bucket import has_pieces
 from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket, may_be_captured
 from pdmux_actor.executor.cuda.split_list import target_splits
-from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
+from pdmux_actor.executor.model_runner import Produced
 from pdmux_actor.executor.packed_batch import token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
-from pdmux_actor.messages import SampledToken
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.models.workspace import LaneArena, Workspace
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
@@ -101,7 +101,7 @@ class CudaRunner:
             case DecodeStep():
                 enqueue = self._prepare_decode(launch, sms, stream, first_sm)
             case MixedStep():
-                enqueue = partial(self._mixed, launch, sms)
+                enqueue = partial(self._mixed, launch, sms, self._captured_pieces(launch, sms, stream))
         return partial(self._in_arena, workspace, enqueue)
 
     def _in_arena(self, workspace: Workspace, enqueue: Enqueue) -> Read:
@@ -122,11 +122,24 @@ class CudaRunner:
     def _captured_layers(self, launch: PrefillSlice, sms: int, stream: Any) -> GraphKey | None:
         """Returns what to look for among the graphs."""
         model = self._models[launch.model]
-        num_tokens = sum(chunk.length for chunk in launch.chunks)
-        size = token_bucket_of(num_tokens, model.captured_tokens_per_sm * sms)
-        if size is None or not may_be_captured(launch.chunks, model.info.own_kv_beyond_tokens):
+        if not may_be_captured(launch.chunks, model.info.own_kv_beyond_tokens):
             return None
-        key = GraphKey(model=launch.model, bucket=size, sms=sms, part=LAYERS)
+        return self._token_key(model, LAYERS, sum(chunk.length for chunk in launch.chunks), sms, stream)
+
+    def _captured_pieces(self, launch: MixedStep, sms: int, stream: Any) -> GraphKey | None:
+        """Returns what to look for among the graphs."""
+        model = self._models[launch.model]
+        if not has_pieces(launch, model.decoder, model.info.own_kv_beyond_tokens):
+            return None
+        num_tokens = sum(chunk.length for chunk in launch.chunks) + len(launch.sequences)
+        return self._token_key(model, PIECES, num_tokens, sms, stream)
+
+    def _token_key(self, model: CudaModel, part: str, num_tokens: int, sms: int, stream: Any) -> GraphKey | None:
+        """What is worth a graph is asked for, and captured in a moment without launches."""
+        size = token_bucket_of(num_tokens, model.captured_tokens_per_sm * sms)
+        if size is None:
+            return None
+        key = GraphKey(model=model.info.model, bucket=size, sms=sms, part=part)
         self._graphs.wants(key, stream)
         return key
 
@@ -189,11 +202,17 @@ class CudaRunner:
         else:
             state.bucket.keep(hidden)
 
-    def _mixed(self, launch: MixedStep, sms: int) -> Read:
+    def _mixed(self, launch: MixedStep, sms: int, key: GraphKey | None) -> Read:
         model = self._models[launch.model]
         batch = stage_batch(self._stage, launch.chunks, launch.sequences, model.row_table, model.kv.tokens_per_row)
         upload_begun(model, batch)
         splits = target_splits(model.kv.kv_heads, sms)
+        pieces = None if key is None else self._graphs.find(key)
+        if key is not None and pieces is not None:
+            with model.workspace.passing():
+                attention = BatchAttention(model.kv, batch, splits, model.workspace)
+                hidden = model.piece_bucket(key.bucket).run(pieces, batch.tensors, attention)
+                return _sample_batch(model, batch, hidden, launch.chunks)
         adapters = _adapters(model, launch.chunks, launch.sequences)
         layers = 0, model.info.spec.num_layers
         with model.workspace.passing():
@@ -232,6 +251,10 @@ class CudaRunner:
             with prompts.spared():
                 self._graphs.capture(key, prompts.steps, stream)
             stream.synchronize()  # the next slice may come on another stream
+            return
+        if key.part == PIECES:
+            self._graphs.capture(key, model.piece_bucket(key.bucket).steps, stream)
+            stream.synchronize()  # another share's step may use its buffers next
             return
         bucket = model.bucket(key.bucket)
         bucket.load_padding(self._stage)
@@ -276,8 +299,8 @@ class CudaRunner:
             step.compute_logits()
             sample()
         bucket.leave(batch, launch.ahead + launch.steps)
-        sampled = _to_host(bucket.sampled[: launch.steps])
-        return partial(_read_plain, sampled, batch, launch.sequences)
+        sampled = to_host(bucket.sampled[: launch.steps])
+        return partial(read_plain, sampled, batch, launch.sequences)
 
     def _decode_with_reports(self, step: _PreparedDecode) -> Read:
         launch, batch, bucket = step.launch, step.batch, step.bucket
@@ -291,12 +314,12 @@ class CudaRunner:
             bucket.advance(sample.token_ids)
             samples.append(sample)
         bucket.leave(batch, launch.steps)
-        on_host = [_sample_to_host(sample) for sample in samples]
+        on_host = [sample_to_host(sample) for sample in samples]
         alternatives = step.rows.num_alternatives
 
         def read() -> Produced:
             tokens = list(zip(*(host_tokens(sample, alternatives) for sample in on_host), strict=True))
-            return _produced([tokens[place] for place in places_in(batch, launch.sequences)])
+            return produced([tokens[place] for place in places_in(batch, launch.sequences)])
 
         return read
 
@@ -324,8 +347,8 @@ def upload_begun(model: CudaModel, batch: DeviceBatch) -> None:
 
 def _sample_batch(model: CudaModel, batch: DeviceBatch, hidden: Tensor, chunks: Sequence[Chunk]) -> Read:
     read = _sampled(model, batch, hidden)
-    prompts = [rows.computed(model.decoder, hidden, _to_host) for rows in PromptRows.of(chunks)]
-    embeddings = ComputedEmbeddings.of(chunks, model.decoder, hidden, _to_host)
+    prompts = [rows.computed(model.decoder, hidden, to_host) for rows in PromptRows.of(chunks)]
+    embeddings = ComputedEmbeddings.of(chunks, model.decoder, hidden, to_host)
     if not prompts and embeddings is None:
         return read
     return lambda: replace(
@@ -340,40 +363,5 @@ def _sampled(model: CudaModel, batch: DeviceBatch, hidden: Tensor) -> Read:
     if not len(places):
         return Produced
     logits = model.decoder.logits(hidden.index_select(0, places))
-    sample = _sample_to_host(sample_with_reports(logits, batch.tensors, batch.sampling, model.eos_token_ids))
-    return lambda: _produced([(token,) for token in host_tokens(sample, batch.sampling.num_alternatives)])
-
-
-def _sample_to_host(sample: DeviceSample) -> DeviceSample:
-    def copied(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else _to_host(tensor)
-
-    return DeviceSample(
-        token_ids=_to_host(sample.token_ids),
-        logprobs=copied(sample.logprobs),
-        top_ids=copied(sample.top_ids),
-        top_logprobs=copied(sample.top_logprobs),
-    )
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Pinned memory, filled once the launch is over. torch keeps a cache of pinned blocks, so this allocates rarely."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return host.copy_(tensor, non_blocking=True)
-
-
-def _read_plain(sampled: Tensor, batch: Batch, sequences: Batch) -> Produced:
-    """`sampled`: [steps, rows], of `batch` and then padding. Tokens are those of `sequences`, in their order."""
-    columns = sampled.t().tolist()
-    in_order = columns[: len(batch)] if batch == sequences else [columns[p] for p in places_in(batch, sequences)]
-    return _produced([tuple([SampledToken(token_id) for token_id in token_ids]) for token_ids in in_order])
-
-
-def _produced(tokens: list[tuple[SampledToken, ...]]) -> Produced:
-    broken = {i for i, of_sequence in enumerate(tokens) if NOT_FINITE in [token[0] for token in of_sequence]}
-    if not broken:  # the next launch waits for this
-        return Produced(tuple(tokens))
-    return Produced(
-        tuple(() if i in broken else of_sequence for i, of_sequence in enumerate(tokens)),
-        dict.fromkeys(broken, LOGITS_NOT_FINITE),
-    )
+    sample = sample_to_host(sample_with_reports(logits, batch.tensors, batch.sampling, model.eos_token_ids))
+    return lambda: produced([(token,) for token in host_tokens(sample, batch.sampling.num_alternatives)])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdmux_actor.executor.cuda.graph_capture import Capture, lacked_memory
-from pdmux_actor.executor.cuda.graph_key import LAYERS, GraphKey, PlannedCapture, Step
+from pdmux_actor.executor.cuda.graph_key import OF_TOKENS, GraphKey, PlannedCapture, Step
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class LaunchGraphs:
     @property
     def num_failed(self) -> int:
         """Decode steps that could not be captured."""
-        return sum(key.part != LAYERS for key in self._failed)
+        return sum(key.part not in OF_TOKENS for key in self._failed)
 
     @property
     def num_planned(self) -> int:
@@ -128,7 +128,7 @@ class LaunchGraphs:
         if not self._can_capture(key):
             return False
         misses = self._misses[key] = self._misses.get(key, 0) + 1
-        if misses < _MISSES_WORTH_A_CAPTURE or key.part == LAYERS:
+        if misses < _MISSES_WORTH_A_CAPTURE or key.part in OF_TOKENS:
             self._planned.setdefault(key, PlannedCapture(key, stream))
             return False
         if self._shared_bytes >= self.budget_bytes and not self._has_warned:

@@ -21,10 +21,19 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from gpu.random_models import random_model
 
-from pdmux_actor.executor.cuda import cuda_runner, decode_kernels, kv_kernels, sampling_kernels, uniform_kernels
+from pdmux_actor.executor.cuda import (
+    cuda_runner,
+    decode_kernels,
+    host_reads,
+    kv_kernels,
+    sampling_kernels,
+    split_list,
+    uniform_kernels,
+)
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner
 from pdmux_actor.executor.cuda.device_kv import DeviceKv
+from pdmux_actor.executor.cuda.graph_key import PIECES, GraphKey
 from pdmux_actor.executor.cuda.host_stage import Arrays, layout, views
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
@@ -36,6 +45,7 @@ from pdmux_actor.scheduling.sequence import TokenSequence
 
 GPU = torch.device("meta")  # in place of it
 BLOCK_BYTES = 1024
+KEY = GraphKey(model="tiny", bucket=16, sms=132, part=PIECES)
 NUM_BLOCKS = 256
 # Reading a value on the host, or asking the device for a size.
 WAITING = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::masked_select")
@@ -138,6 +148,7 @@ class OtherDevice:
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OtherDevice]:
     kernels: dict[str, Kernel] = {}
     for module, names in (
+        (split_list, ("_split_list_kernel",)),
         (decode_kernels, ("_split_kernel", "_join_kernel")),
         (kv_kernels, ("_store_kernel", "_gather_kernel")),
         (sampling_kernels, ("_draw_kernel",)),
@@ -147,7 +158,8 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         for name in names:
             kernels[name] = Kernel()
             monkeypatch.setattr(module, name, kernels[name])
-    monkeypatch.setattr(cuda_runner, "_to_host", lambda tensor: tensor)
+    for module in (cuda_runner, host_reads):
+        monkeypatch.setattr(module, "to_host", lambda tensor: tensor)
     with torch.inference_mode():
         yield OtherDevice(kernels, "tiny", request.param)
 
@@ -195,6 +207,18 @@ def test_mixed_step__chunk_with_a_prefix_beside_decodes__stays_on_the_device(gpu
 
     assert gpu.kernels["_gather_kernel"].launches == gpu.num_layers
     assert gpu.kernels["_split_kernel"].launches == gpu.num_layers
+
+
+def test_mixed_step__in_pieces__stays_on_the_device(gpu: OtherDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = gpu.model.piece_bucket(16)
+    monkeypatch.setattr(gpu.runner, "_captured_pieces", lambda *launch: KEY)
+    monkeypatch.setattr(LaunchGraphs, "find", lambda self, key: bucket.steps())
+    chunks = (Chunk(gpu.sequence(24), 8, 8),)
+
+    check(gpu.run(MixedStep(model="tiny", chunks=chunks, sequences=(gpu.sequence(6), gpu.sequence(30)))))
+
+    assert gpu.kernels["_gather_kernel"].launches == gpu.num_layers
+    assert gpu.kernels["_norm_kernel"].launches == 2 * gpu.num_layers
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.cpu, torch.Tensor.tolist, torch.Tensor.nonzero])

@@ -18,7 +18,7 @@ COPYING = frozenset({"tensor", "as_tensor"})  # torch.tensor(..., device=...) wa
 # (file, function, call) -> why it may.
 PLACES: Mapping[tuple[str, str, str], str] = {
     ("cuda_runner.py", "_capture", "synchronize"): "before a capture, once per shape",
-    ("cuda_runner.py", "_read_plain", "tolist"): "pinned memory, filled when the launch is over",
+    ("host_reads.py", "read_plain", "tolist"): "pinned memory, filled when the launch is over",
     ("graph_capture.py", "__call__", "synchronize"): "a capture, once per shape",
     ("graph_capture.py", "__call__", "empty_cache"): "a capture that found no memory",
     ("device_kv.py", "upload_missing", "to"): "contexts that a measurement never computed",

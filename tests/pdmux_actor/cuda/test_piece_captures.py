@@ -1,0 +1,120 @@
+"""Fused steps whose layers are graphs around their attention: when, and with the tokens of launches one by one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no build for this platform")
+
+from cpu_rig import CpuRig, make_prompt, outputs
+from cuda_rig import make_cuda_rig
+
+from pdmux_actor.executor.cuda.graph_key import PIECES
+from pdmux_actor.executor.cuda.piece_bucket import PieceBucket, has_pieces
+from pdmux_actor.scheduling.launch import Chunk, MixedStep
+
+NEW_TOKENS = 4
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bucket of each step that ran from graphs."""
+    sizes: list[int] = []
+    run = PieceBucket.run
+
+    def noted(self: PieceBucket, *arguments: object) -> object:
+        sizes.append(self.size)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(PieceBucket, "run", noted)
+    return sizes
+
+
+def chunked(rig: CpuRig, model: str, lengths: Sequence[int], **sampling: object) -> list[object]:
+    sequences = [rig.sequence(model, make_prompt(n), NEW_TOKENS, **sampling) for n in lengths]
+    rig.generate_chunked(sequences, NEW_TOKENS, chunk_tokens=8)
+    return outputs(sequences, NEW_TOKENS)
+
+
+def rest(rig: CpuRig) -> None:
+    while rig.executor._capture_planned():
+        pass
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
+def test_mixed_steps__of_captured_pieces__tokens_of_the_cpu(
+    tiny_checkpoints: Mapping[str, Path], replayed: list[int], model: str
+) -> None:
+    cpu, rig = CpuRig(), make_cuda_rig(captures_prompts=True)
+    for either in (cpu, rig):
+        either.load(model, tiny_checkpoints[model])
+    chunked(rig, model, [3, 21])
+    assert replayed == []  # no launch waits for a capture
+    rest(rig)
+
+    produced = chunked(rig, model, [10, 21, 5])  # chunks behind prefixes, decodes beside them, steps of decodes alone
+
+    assert produced == chunked(cpu, model, [10, 21, 5])
+    assert set(replayed) == {16}
+    assert rig.executor.graph_facts["prompt_graphs_that_failed"] == 0
+    rig.close()
+
+
+def test_mixed_steps__larger_one_before__its_padding_is_not_seen(
+    tiny_checkpoints: Mapping[str, Path], replayed: list[int]
+) -> None:
+    rig = make_cuda_rig(captures_prompts=True)
+    rig.load("llama", tiny_checkpoints["llama"])
+    first = chunked(rig, "llama", [3])
+    rest(rig)
+    chunked(rig, "llama", [16, 15, 14])
+
+    assert chunked(rig, "llama", [3]) == first
+    assert replayed
+    rig.close()
+
+
+def test_mixed_steps__drawn_and_reported__as_launch_by_launch(
+    tiny_checkpoints: Mapping[str, Path], replayed: list[int]
+) -> None:
+    rig = make_cuda_rig(captures_prompts=True)
+    rig.load("qwen3", tiny_checkpoints["qwen3"])
+    settings = {"temperature": 0.9, "seed": 3, "logprobs": 2}
+    one_by_one = chunked(rig, "qwen3", [9, 12], **settings)
+    rest(rig)
+
+    assert chunked(rig, "qwen3", [9, 12], **settings) == one_by_one
+    assert replayed
+    rig.close()
+
+
+def test_mixed_steps__host_that_bounds_none__are_not_captured(tiny_checkpoints: Mapping[str, Path]) -> None:
+    rig = make_cuda_rig()
+    rig.load("llama", tiny_checkpoints["llama"])
+
+    chunked(rig, "llama", [9])
+    rest(rig)
+
+    assert not any(key.part == PIECES for key in rig.executor._graphs._graphs)
+    rig.close()
+
+
+def test_has_pieces__adapters_own_frequencies_and_other_decoders__do_not(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    rig = make_cuda_rig(captures_prompts=True)
+    rig.load("llama", tiny_checkpoints["llama"])
+    decoder = rig.executor._attached["llama"].decoder
+    plain = rig.sequence("llama", make_prompt(9), 1)
+    adapted = rig.sequence("llama", make_prompt(9), 1, base="llama")
+
+    def step(*sequences: object) -> MixedStep:
+        return MixedStep(model="llama", chunks=(Chunk(plain, 0, 9),), sequences=sequences)
+
+    assert has_pieces(step(), decoder, None)
+    assert not has_pieces(step(adapted), decoder, None)
+    assert has_pieces(step(), decoder, 9)
+    assert not has_pieces(step(), decoder, 8)
+    assert not has_pieces(step(), object(), None)
+    rig.close()
