@@ -6,6 +6,7 @@ from fake_unit import FakeUnit, fleet_view
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from served_gateway import InlineText
 
 from router.http.app import create_app
 from router.serving.gateway import Gateway
@@ -35,7 +36,7 @@ def exemplars(text: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("flag", ["01", "00"])
 async def test_metrics__of_two_gateways_after_a_traced_request__name_its_trace(tokenizer_folder, flag: str) -> None:
-    gateway, other = Gateway(), Gateway()
+    gateway, other = Gateway(start_text=InlineText.start), Gateway(start_text=InlineText.start)
 
     async def of_both(openmetrics: bool) -> bytes:
         return merged_exposition(
