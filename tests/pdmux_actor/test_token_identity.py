@@ -21,7 +21,7 @@ from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.roofline import RooflineLatency
 
 NUM_REQUESTS = 17
-MAX_TOKENS = 12
+MAX_TOKENS = 16
 BAD_WORDS = ((33,), (120, 121), (50, 51, 52))
 # Of every fifth request each. transformers' generation knows the first by the same names.
 AS_TRANSFORMERS = LogitsProcessing(repetition_penalty=1.4, bad_words=BAD_WORDS)
@@ -31,7 +31,7 @@ PROCESSING = {1: AS_TRANSFORMERS, 2: COUNTED}
 
 def make_requests(models, *, tbt_s):
     """Prompts of 1 to 700 tokens; every third request samples with a seed, two of five have their logits changed."""
-    lengths = [1, 700, 2, 33, 64, 65, 127, 140, 5, 17, 201, 31, 32, 90, 8, 110, 3]
+    lengths = [1, 700, 2, 33, 64, 65, 127, 140, 5, 17, 201, 31, 32, 90, 8, 150, 3]
     for i in range(NUM_REQUESTS):
         for number, model in enumerate(models):
             length = lengths[(i + 5 * number) % len(lengths)]
