@@ -41,7 +41,7 @@ def test_ci__all_but_the_longest__are_run_and_the_longest_have_a_command() -> No
     targets = (ROOT / "Makefile").read_text()
 
     assert "\nmake test " in commands
-    assert "\nmake test-k8s " in commands
+    assert "\nnice -n 5 make test-k8s " in commands
     assert '  make test-long ARGS="--part=$part" ' in commands
     assert '$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD))' in targets
     assert "$(PYTEST) -m long $(or $(ARGS),$(SPREAD))" in targets
