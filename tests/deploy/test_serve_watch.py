@@ -58,7 +58,7 @@ async def test_controller__serve_says_nothing_and_comes_back__are_events(monkeyp
 
     controller = Controller(token="t", going_nodes=frozenset, check_serve_answers=check)
     await controller.reconfigure({"policy": "mux", "expected_units": {"p": 1}, "models": []})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while b"serve_silent" not in await controller.events(60):  # noqa: ASYNC110  it sets no event
             await asyncio.sleep(0.01)
         answers = True

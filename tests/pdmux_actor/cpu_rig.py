@@ -24,7 +24,7 @@ from pdmux_actor.scheduling.sequence import AdapterInUse, TokenSequence
 from profiler.specs import DeviceSpec
 
 NAN_BYTE = 0xFF  # 0xFFFF and 0xFFFFFFFF are NaN in every float type
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def make_device(num_cores: int = 2) -> DeviceSpec:

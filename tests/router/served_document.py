@@ -43,7 +43,7 @@ def served_apart(tokenizer_folder: Path, batches_folder: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(live()))
     thread.start()
-    yield url.result(timeout=30)
+    yield url.result(timeout=120)
     loop.call_soon_threadsafe(stop.set)
-    thread.join(timeout=30)
+    thread.join(timeout=120)
     loop.close()

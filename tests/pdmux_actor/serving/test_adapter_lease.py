@@ -93,7 +93,7 @@ async def test_unit__adapter_leaves_under_load__its_base_serves_on(
 
 @asynccontextmanager
 async def running(kind):
-    engine = NativeEngine(EngineSettings(kind=kind, kv_pool_bytes=32 << 20, num_cores=2), start_timeout_s=60)
+    engine = NativeEngine(EngineSettings(kind=kind, kv_pool_bytes=32 << 20, num_cores=2), start_timeout_s=150)
     try:
         await engine.start()
         yield engine

@@ -83,7 +83,7 @@ async def test_engine__prompts_beside_decodes__leaves_what_it_learned_in_the_fil
     (model / "config.json").write_text(json.dumps(config))
     file = tmp_path / "guard.json"
     prompts = list(range(1, 9))
-    engine = NativeEngine(settings(file), start_timeout_s=60)
+    engine = NativeEngine(settings(file), start_timeout_s=150)
     await engine.start()
     try:
         await engine.add_model(replace(make_assignment("m"), source=str(model), quota_blocks=100_000))
@@ -111,7 +111,7 @@ async def test_engine__prompts_beside_decodes__leaves_what_it_learned_in_the_fil
 async def test_engine__guard_is_another_file__does_not_start_and_says_why(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("models: []")
-    engine = NativeEngine(settings(file), start_timeout_s=60)
+    engine = NativeEngine(settings(file), start_timeout_s=150)
 
     with pytest.raises(EngineStartFailed, match=r"fleet\.yaml: is not a contention guard's grid"):
         await engine.start()

@@ -15,7 +15,7 @@ from pdmux_actor.serving.command_intake import MAX_REQUEST_IDS
 
 @pytest.fixture
 async def engine(engine_settings, make_assignment):
-    engine = NativeEngine(engine_settings, start_timeout_s=60)
+    engine = NativeEngine(engine_settings, start_timeout_s=150)
     try:
         await engine.start()
         await engine.add_model(make_assignment("a"))

@@ -55,7 +55,7 @@ def settings(file: Path) -> EngineSettings:
 
 
 async def test_simulated_engine__with_a_profile__is_the_device_that_was_measured(profile: Path) -> None:
-    engine = NativeEngine(settings(profile), start_timeout_s=60)
+    engine = NativeEngine(settings(profile), start_timeout_s=150)
     try:
         capacity = await engine.start()
     finally:
@@ -66,7 +66,7 @@ async def test_simulated_engine__with_a_profile__is_the_device_that_was_measured
 
 
 async def test_engine__with_a_profile_that_is_missing__does_not_start_and_says_why(tmp_path: Path) -> None:
-    engine = NativeEngine(settings(tmp_path / "gone.parquet"), start_timeout_s=60)
+    engine = NativeEngine(settings(tmp_path / "gone.parquet"), start_timeout_s=150)
 
     with pytest.raises(EngineStartFailed, match=r"gone\.parquet: no such file; measure one"):
         await engine.start()

@@ -21,7 +21,7 @@ from profiler.probe import LaunchShape
 
 @asynccontextmanager
 async def running(settings, **watch):
-    engine = NativeEngine(settings, start_timeout_s=60, watch=WatchSettings(**watch))
+    engine = NativeEngine(settings, start_timeout_s=150, watch=WatchSettings(**watch))
     try:
         yield engine, await engine.start()
     finally:
