@@ -8,6 +8,7 @@ from dataclasses import replace
 import jsonschema
 import numpy as np
 import pytest
+from cpu_rig import cores_of_this_process, make_device
 from json_schemas import SCHEMAS
 from measured_cpu import measured_cpu
 from tokenizers import Tokenizer
@@ -68,9 +69,14 @@ class Model:
         texts = [tokens.of(i) if tokens.has_text(i) else b"" for i in range(vocab_size)]
         self.compiler = FormCompiler(texts, self.info.eos_token_ids, vocab_size=vocab_size)
 
-    def _executor(self):
+    def _executor(self, num_cores=1):
+        """On one core unless a policy divides more: there lanes' threads wait for each other at each operation."""
         return TorchCpuExecutor(
-            kv_pool_bytes=256 << 20, block_bytes=8192, default_dtype="float32", device=measured_cpu()
+            kv_pool_bytes=256 << 20,
+            block_bytes=8192,
+            default_dtype="float32",
+            cores=cores_of_this_process()[:num_cores],
+            device=measured_cpu() if num_cores > 1 else make_device(1),
         )
 
     def constraint(self, request):
@@ -80,9 +86,9 @@ class Model:
         known = (*request.prompt_token_ids, *request.output_token_ids)
         return self.compiler.constraint(form, len(request.prompt_token_ids), known)
 
-    def run(self, requests, *, policy="mux", quota_tokens=60_000, settings=None):
+    def run(self, requests, *, policy="mux", quota_tokens=60_000, settings=None, num_cores=1):
         """Sampled tokens and finish by request, and the last load report."""
-        executor = self._executor()
+        executor = self._executor(num_cores)
         tokens = {r.request_id: [] for r in requests}
         finish = {}
         all_done = threading.Event()
@@ -188,7 +194,9 @@ def alone(model):
 @pytest.mark.parametrize("policy", ["mux", "duetserve", "chunked_prefill"])
 def test_constrained__batched_under_any_policy_with_preemption__same_tokens(model, alone, policy) -> None:
     settings = SchedulerSettings(max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0, kv_lendable_share=0.0)
-    tokens, finish, report = model.run(mixed_requests(), policy=policy, quota_tokens=400, settings=settings)
+    tokens, finish, report = model.run(
+        mixed_requests(), policy=policy, quota_tokens=400, settings=settings, num_cores=2
+    )
 
     assert (ids_of(tokens), finish) == alone
     assert sum(m.preemptions_total for m in report.models) > 0
