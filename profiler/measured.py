@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import geometric_mean
 from types import MappingProxyType
 from typing import Protocol
 
@@ -58,17 +59,18 @@ def fit_partitions(
     rows: Sequence[Measurement], fit_phase: Callable[[str, Sequence[Measurement]], StepTimes]
 ) -> dict[int, PhaseTimes]:
     """`fit_phase` by phase and its solo launches. A partition with launches of one phase only has the other from the
-    partitions around it, and is left out where there are none. So is a phase with too few different launches to fit
-    anything to, as long as another partition has enough: what they say is a correction (ShareCorrections).
+    partitions around it, and is left out where there are none. A phase with too few different launches to fit anything
+    to has the fits around it, or the nearest, times what they say of it. Where both phases have too few the partition
+    is left out, too: ShareCorrections. All that as long as another partition has enough.
     """
-    shares = measured_shares(rows)
     prefills, decodes = (
         {sms: fit_phase(phase, launches) for sms, launches in _launches(rows, phase).items()}
         for phase in ("prefill", "decode")
     )
     fitted = {}
-    for sms in shares:
-        prefill, decode, fused = _on_share(prefills, sms), _on_share(decodes, sms), solo(rows, sms, "mixed")
+    for sms in sorted({*prefills, *decodes}):
+        prefill, decode = _on_share(prefills, sms, rows, "prefill"), _on_share(decodes, sms, rows, "decode")
+        fused = solo(rows, sms, "mixed")
         if prefill is not None and decode is not None:
             # With too few fused steps to learn from, they are taken for both parts one after the other.
             both = SumOfTimes(((1.0, prefill), (1.0, decode)))
@@ -83,13 +85,17 @@ def _launches(rows: Sequence[Measurement], phase: str) -> dict[int, list[Measure
     return enough or by_sms
 
 
-def _on_share(measured: Mapping[int, StepTimes], sms: int) -> StepTimes | None:
-    """`measured` is by SMs, rising. None: not measured, nor between two that are."""
+def _on_share(measured: Mapping[int, StepTimes], sms: int, rows: Sequence[Measurement], phase: str) -> StepTimes | None:
+    """`measured` is by SMs, rising. None: no launch was measured, nor does it lie between two that were fitted."""
     if sms in measured:
         return measured[sms]
-    if not measured or not min(measured) < sms < max(measured):
+    few = solo(rows, sms, phase)
+    if not measured or (not few and not min(measured) < sms < max(measured)):
         return None
-    return SumOfTimes(tuple((weight, measured[share]) for share, weight in shares_around(tuple(measured), sms)))
+    near = SumOfTimes(tuple((weight, measured[share]) for share, weight in shares_around(tuple(measured), sms)))
+    if not few:
+        return near
+    return SumOfTimes(((geometric_mean([m.seconds / near.seconds(m.launch.features) for m in few]), near),))
 
 
 class MeasuredLatency:

@@ -38,7 +38,9 @@ def share_in_time(model: ModelEstimate, units: Sequence[UnitEstimate], ttft_s: f
     pulls_per_s = sum(2.0 / queue.work_s for _, queue in queues)
     started = started_in_time(busy, pulls_per_s, slack_s, len(queues), uncertainty=_UNCERTAINTY)
     flows = min(sum(rate * min(1.0, unit.lane_headroom) for rate, unit in loads) / asked_per_s, 1.0 / max(1.0, busy))
-    return ShareInTime(now=min(_until_late(flows, ttft_s), started), lasting=max(served, min(flows, started)))
+    lasting = max(served, min(flows, started))
+    # Where nothing grows the next minute is as those after it: no step down from a share of 1.
+    return ShareInTime(now=lasting if flows >= 1.0 else min(_until_late(flows, ttft_s), started), lasting=lasting)
 
 
 def _until_late(flows: float, ttft_s: float) -> float:

@@ -21,7 +21,7 @@ from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner, MakeCudaRunner, lone_cuda_runner
 from pdmux_actor.executor.cuda.device_loss import DeviceLoss
 from pdmux_actor.executor.cuda.enqueued_launches import EnqueuedLaunch, EnqueuedLaunches
-from pdmux_actor.executor.cuda.graph_key import LAYERS
+from pdmux_actor.executor.cuda.graph_key import LAYERS, OF_TOKENS
 from pdmux_actor.executor.cuda.lane_arenas import LaneArenas, arena_facts
 from pdmux_actor.executor.cuda.lane_device import LaneDevice
 from pdmux_actor.executor.cuda.lane_rates import partition_rate
@@ -49,6 +49,7 @@ from pdmux_actor.scheduling.launch import (
     Lane,
     Launch,
     LaunchCompletion,
+    MixedStep,
     Repartition,
     lane_number,
 )
@@ -189,8 +190,9 @@ class TorchCudaExecutor:
         planned = self._graphs.next_planned()
         if planned is None:
             return False
-        lane, number = (Lane.PREFILL, PREFILL_LANE) if planned.key.part == LAYERS else (Lane.DECODE, FIRST_DECODE_LANE)
-        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.sms, lane):
+        number = PREFILL_LANE if planned.key.part == LAYERS else FIRST_DECODE_LANE
+        products = Lane.PREFILL if planned.key.part in OF_TOKENS else Lane.DECODE
+        with torch.inference_mode(), self._lanes.on(planned.stream, planned.key.sms, products):
             self._runners[number].capture(planned.key, planned.stream)
         return True
 
@@ -333,7 +335,9 @@ class TorchCudaExecutor:
         first_sm = 0 if part is None else part.first_sm
         started_s = self.now()
         try:
-            with torch.inference_mode(), self._lanes.on(stream, sms, lane):
+            # A fused step multiplies as many rows as a prompt, whatever its lane.
+            products = Lane.PREFILL if isinstance(launch, MixedStep) else lane
+            with torch.inference_mode(), self._lanes.on(stream, sms, products):
                 if not ahead:
                     self._arenas.resize(number, self.runner(number).arena)
                 enqueue = self.runner(number).prepare(launch, sms, stream, first_sm=first_sm)

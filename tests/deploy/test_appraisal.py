@@ -71,6 +71,16 @@ def test_share_in_time__more_wait_than_one_in_a_hundred_and_no_queue_grows__few_
     assert 0.95 < found.served_share["a"] < 0.995
 
 
+def test_share_in_time__a_little_more_than_can_be_served__is_a_little_less_than_all() -> None:
+    """A step would be taken for a gain that moves of models are worth."""
+    low, high = 1.0, most_per_s()
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if appraised(needs(middle)).share_in_time == 1.0 else (low, middle)
+
+    assert 0.999 < appraised(needs(high)).share_in_time < 1.0
+
+
 def test_share_in_time__overload_grows__falls() -> None:
     values = [appraised(needs(rate)).share_in_time for rate in (5.0, 8.0, 16.0, 32.0)]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_kv import DeviceKv
-from pdmux_actor.executor.cuda.launch_buckets import bucket_of
-from pdmux_actor.executor.cuda.piece_bucket import PieceBucket
+from pdmux_actor.executor.cuda.launch_buckets import TOKEN_BUCKETS, bucket_of
+from pdmux_actor.executor.cuda.piece_bucket import PieceBucket, PieceBuffers
 from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash, fitting_flash
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
@@ -98,5 +98,8 @@ class CudaModel:
         """Only where a launch `has_pieces`."""
         if size not in self.piece_buckets:
             assert isinstance(self.decoder, Decoder), "other decoders' layers are whole"
-            self.piece_buckets[size] = PieceBucket(self.decoder, size, self.kv.pool.dtype, self.kv.pool.device)
+            held = [bucket.buffers for bucket in self.piece_buckets.values()][:1]
+            pool = self.kv.pool
+            buffers = held or [PieceBuffers.of(self.decoder, TOKEN_BUCKETS[-1], pool.dtype, pool.device)]
+            self.piece_buckets[size] = PieceBucket(self.decoder, size, buffers[0])
         return self.piece_buckets[size]

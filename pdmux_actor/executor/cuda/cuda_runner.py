@@ -211,7 +211,7 @@ class CudaRunner:
         if key is not None and pieces is not None:
             with model.workspace.passing():
                 attention = BatchAttention(model.kv, batch, splits, model.workspace)
-                hidden = model.piece_bucket(key.bucket).run(pieces, batch.tensors, attention)
+                hidden = model.piece_bucket(key.bucket).run(pieces, batch.tensors, attention, model.workspace)
                 return _sample_batch(model, batch, hidden, launch.chunks)
         adapters = _adapters(model, launch.chunks, launch.sequences)
         layers = 0, model.info.spec.num_layers

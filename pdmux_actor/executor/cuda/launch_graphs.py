@@ -149,7 +149,11 @@ class LaunchGraphs:
         """
         assert self._capture is not None, "steps are not captured"
         while self._graphs and self.used_bytes >= self.budget_bytes:
-            self._evict(next(iter(self._graphs)))
+            oldest = self._oldest(key)
+            if oldest is None:
+                self._wait_for_memory(PlannedCapture(key, stream))
+                return
+            self._evict(oldest)
         begun = self._begun.get(key) or _Begun(steps())
         try:
             replay, own_bytes = self._capture(begun.steps[len(begun.replays)], stream)
@@ -233,6 +237,19 @@ class LaunchGraphs:
     def _most_missed(self) -> GraphKey | None:
         waiting = [key for key in self._misses if key in self._planned]  # of many models' plans few were asked for
         return max(waiting, key=lambda key: self._misses[key], default=None)
+
+    def _oldest(self, wanted: GraphKey) -> GraphKey | None:
+        """Returns what makes room for `wanted`. A decode step without its graph costs more than the many of one shape
+        of tokens save, so that these take the place of their like only.
+        """
+        return next((k for k in self._graphs if wanted.part not in OF_TOKENS or k.part in OF_TOKENS), None)
+
+    def _wait_for_memory(self, short: PlannedCapture) -> None:
+        self._forget_capture(short.key)
+        self._short_of_memory.add(short.key)
+        self._put_off[short.key] = short
+        self._let_go_of_an_empty_pool()
+        self._count_shared()
 
     def _evict(self, key: GraphKey) -> None:
         del self._graphs[key]  # the driver keeps one that is being replayed until it is over

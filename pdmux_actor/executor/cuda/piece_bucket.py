@@ -2,10 +2,11 @@
 
 How far a step's sequences reach is another for each, so that attention is launched each time. What stands before and
 after it depends on nothing but the number of tokens: two replays instead of some ten launches a layer, as vLLM's
-piecewise graphs have it. The buffers serve one step at a time, which is over with its lane's launch.
+piecewise graphs have it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from pdmux_actor.executor.cuda.graph_key import Step
 from pdmux_actor.models.decoder import Attention, Decoder
+from pdmux_actor.models.workspace import Workspace
 from pdmux_actor.scheduling.launch import MixedStep
 
 _STEPS_BEFORE_LAYERS = 2
@@ -29,20 +31,48 @@ def has_pieces(launch: MixedStep, decoder: object, own_kv_beyond_tokens: int | N
     return plain and isinstance(decoder, Decoder)
 
 
+@dataclass(frozen=True, slots=True)
+class PieceBuffers:
+    """What all buckets of a model begin with, the largest whole: one step at a time has them, until its launch is over.
+    token_ids, positions: int32 [tokens]; hidden: [tokens, hidden_size]; heads: [tokens, heads + 2 * kv_heads,
+    head_dim]; attended: [tokens, heads * head_dim].
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    hidden: Tensor
+    heads: Tensor
+    attended: Tensor
+
+    @classmethod
+    def of(cls, decoder: Decoder, num_tokens: int, dtype: torch.dtype, device: torch.device) -> "PieceBuffers":
+        spec = decoder.spec
+
+        def zeros(*size: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(num_tokens, *size, dtype=dtype, device=device)
+
+        return cls(
+            token_ids=zeros(dtype=torch.int32),
+            positions=zeros(dtype=torch.int32),
+            hidden=zeros(spec.hidden_size),
+            heads=zeros(spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim),
+            attended=zeros(spec.num_heads * spec.head_dim),
+        )
+
+
 class PieceBucket:
     """`size` tokens at most; the rest are padding, which attention does not see."""
 
-    def __init__(self, decoder: Decoder, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, size: int, buffers: PieceBuffers) -> None:
         self._decoder = decoder
         self.size = size
-        spec = decoder.spec
-        self._token_ids, self._positions = (torch.zeros(size, dtype=torch.int32, device=device) for _ in range(2))
-        self._hidden = torch.zeros(size, spec.hidden_size, dtype=dtype, device=device)
-        heads = spec.num_heads + 2 * spec.num_kv_heads
-        self._heads = torch.zeros(size, heads, spec.head_dim, dtype=dtype, device=device)
-        self._attended = torch.zeros(size, spec.num_heads * spec.head_dim, dtype=dtype, device=device)
+        self.buffers = buffers
+        self._token_ids, self._positions = buffers.token_ids[:size], buffers.positions[:size]
+        self._hidden, self._heads, self._attended = buffers.hidden[:size], buffers.heads[:size], buffers.attended[:size]
 
-    def run(self, steps: Sequence[Step], tensors: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def run(
+        self, steps: Sequence[Step], tensors: Mapping[str, Tensor], attention: Attention, workspace: Workspace
+    ) -> Tensor:
         """Runs all layers of a batch (see DeviceBatch) by `steps`, which are those of `steps` or what was captured of
         them. Returns its hidden states, until the next run.
         """
@@ -57,7 +87,8 @@ class PieceBucket:
         for index in range(spec.num_layers):
             before, after = steps[_STEPS_BEFORE_LAYERS + 2 * index : _STEPS_BEFORE_LAYERS + 2 * index + 2]
             before()
-            attended.copy_(attention(index, query, key, value, self._decoder.attention_traits(index)))
+            with workspace.passing():
+                attended.copy_(attention(index, query, key, value, self._decoder.attention_traits(index)))
             after()
         return self._hidden[:num_tokens]
 

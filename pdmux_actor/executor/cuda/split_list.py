@@ -14,9 +14,9 @@ from torch import Tensor
 from pdmux_actor.executor.cuda.split_kernels import _split_list_kernel
 
 _TILE_TOKENS = 128
-# Of programs for each two of SMs, as `target_splits` counts them. Measured on an H200 with 128 tokens at once of a
-# 128-wide head in bfloat16: three fit an SM, and some 2.25 on each read as fast as the memory is.
-_AT_ONCE, _FULL = 1.5, 1.125
+_PROGRAM_BYTES = 73 * 1024  # of an SM's shared memory, with 128 tokens at once of a 128-wide head in bfloat16
+# On an H200 three programs fit an SM, and some 2.25 on each read as fast as the memory is.
+_FULL_PER_SM = 2.25
 # In tiles: until the first one of a program has come, and what joining splits takes.
 _BEGIN_TILES, _JOIN_TILES = 1.0, 0.5
 _MOST_TIMES = 2  # of the target are tried: three were never chosen in what was measured
@@ -39,13 +39,21 @@ def target_splits(kv_heads: int, sms: int) -> int:
     return max(1, -(-2 * sms // kv_heads))
 
 
+def programs_per_sm(device: torch.device) -> float:
+    """Returns how many programs of attention an SM has room for; of no GPU, as of an H200."""
+    if device.type != "cuda":
+        return 3.0
+    shared_bytes: int = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return float(max(1, shared_bytes // _PROGRAM_BYTES))
+
+
 def split_list(context_tokens: Tensor, target: int) -> SplitList:
     """Returns splits of `context_tokens` (int32 [sequences], 0: padding): so many that they have at most 1 / `target`
     of the batch's tokens each, rounded up to tiles, or half of it, by what takes the shortest. Each sequence ends a
     split. Nothing here waits for the device.
     """
     num_sequences, device = len(context_tokens), context_tokens.device
-    num_places = _MOST_TIMES * target + num_sequences
+    num_places, at_once = _MOST_TIMES * target + num_sequences, programs_per_sm(device)
     found = SplitList(
         sequences=torch.empty(num_places, dtype=torch.int32, device=device),
         firsts=torch.empty(num_sequences + 1, dtype=torch.int32, device=device),
@@ -61,8 +69,8 @@ def split_list(context_tokens: Tensor, target: int) -> SplitList:
         TILE_TOKENS=_TILE_TOKENS,
         MOST_TIMES=_MOST_TIMES,
         PLACES_AT_ONCE=_PLACES_AT_ONCE,
-        AT_ONCE=_AT_ONCE,
-        FULL=_FULL,
+        AT_ONCE=at_once / 2,  # `target` counts two programs for each SM
+        FULL=min(_FULL_PER_SM, at_once) / 2,
         BEGIN=_BEGIN_TILES,
         JOIN=_JOIN_TILES,
         num_warps=8,

@@ -60,11 +60,13 @@ class CpuLanes:
         self.streams = NoStreams()
         self.used: list[NoStream] = []
         self.pinned: list[int] = []
+        self.products: list[Lane] = []  # whose choices launches were given
         self.num_copies = 0
         self.num_given_back = 0
 
     def on(self, stream: NoStream, sms: int, lane: Lane) -> AbstractContextManager[object]:
         self.used.append(stream)
+        self.products.append(lane)
         return nullcontext()
 
     def record(self, stream: NoStream) -> Event:

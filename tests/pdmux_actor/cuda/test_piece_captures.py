@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import make_cuda_rig
 
-from pdmux_actor.executor.cuda.graph_key import PIECES
+from pdmux_actor.executor.cuda.graph_key import OF_TOKENS, PIECES
 from pdmux_actor.executor.cuda.piece_bucket import PieceBucket, has_pieces
-from pdmux_actor.scheduling.launch import Chunk, MixedStep
+from pdmux_actor.scheduling.launch import Chunk, Lane, MixedStep
 
 NEW_TOKENS = 4
 
@@ -49,7 +49,7 @@ def test_mixed_steps__of_captured_pieces__tokens_of_the_cpu(
     cpu, rig = CpuRig(), make_cuda_rig(captures_prompts=True)
     for either in (cpu, rig):
         either.load(model, tiny_checkpoints[model])
-    chunked(rig, model, [3, 21])
+    chunked(rig, model, [10, 21, 5])
     assert replayed == []  # no launch waits for a capture
     rest(rig)
 
@@ -58,6 +58,7 @@ def test_mixed_steps__of_captured_pieces__tokens_of_the_cpu(
     assert produced == chunked(cpu, model, [10, 21, 5])
     assert set(replayed) == {16}
     assert rig.executor.graph_facts["prompt_graphs_that_failed"] == 0
+    assert rig.executor.arena_facts["beside_arena_bytes"] == 0
     rig.close()
 
 
@@ -97,6 +98,43 @@ def test_mixed_steps__host_that_bounds_none__are_not_captured(tiny_checkpoints: 
     rest(rig)
 
     assert not any(key.part == PIECES for key in rig.executor._graphs._graphs)
+    rig.close()
+
+
+def test_mixed_steps__buckets_of_a_model__share_their_buffers_and_have_products_as_prompts(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    rig = make_cuda_rig(captures_prompts=True)
+    rig.load("llama", tiny_checkpoints["llama"])
+    model = rig.executor._attached["llama"]
+
+    assert model.piece_bucket(16).buffers is model.piece_bucket(256).buffers
+    chunked(rig, "llama", [9])
+
+    # The first chunks were fused, then tokens were decoded by fused steps, too.
+    assert set(rig.executor._lanes.products) == {Lane.PREFILL}
+    rig.close()
+
+
+def test_capture__pieces_when_the_budget_is_spent__leave_decode_its_graphs(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    steps_of_decode = 6
+    rig = make_cuda_rig(captures_prompts=True, budget_bytes=steps_of_decode << 20, graph_bytes=1 << 20)
+    rig.load("llama", tiny_checkpoints["llama"])
+    for count in (1, 2, 4):
+        sequences = [rig.sequence("llama", make_prompt(5), 3) for _ in range(count)]
+        rig.prefill(sequences)
+        rig.decode(sequences, 2)
+        rest(rig)
+    held = {key for key in rig.executor._graphs._graphs if key.part not in OF_TOKENS}
+    assert len(held) > 2
+
+    for _ in range(3):
+        chunked(rig, "llama", [9, 4])
+        rest(rig)
+
+    assert {key for key in rig.executor._graphs._graphs if key.part not in OF_TOKENS} >= held
     rig.close()
 
 
