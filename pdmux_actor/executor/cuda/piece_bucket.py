@@ -33,7 +33,8 @@ def has_pieces(launch: MixedStep, decoder: object, own_kv_beyond_tokens: int | N
 
 @dataclass(frozen=True, slots=True)
 class PieceBuffers:
-    """What all buckets of a model begin with, the largest whole: one step at a time has them, until its launch is over.
+    """Serves all buckets of a model, the largest whole: one step at a time has it, until its launch is over.
+
     token_ids, positions: int32 [tokens]; hidden: [tokens, hidden_size]; heads: [tokens, heads + 2 * kv_heads,
     head_dim]; attended: [tokens, heads * head_dim].
     """
