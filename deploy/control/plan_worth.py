@@ -11,14 +11,13 @@ import numpy as np
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import Needs
-from deploy.control.share_in_time import share_in_time
+from deploy.control.share_in_time import HORIZON_S, share_in_time
 from placement.estimation.lifted_models import lifts_a_model
 from placement.estimation.model_floors import starved
 from placement.estimation.plan_estimate import ModelEstimate, UnitEstimate, estimate_shortfall_with
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.plan import Plan
 
-_HORIZON_S = 60.0
 _GIB = 2**30
 _READ_BYTES_PER_S = 2e9  # of weights: a fast local disk
 
@@ -98,7 +97,7 @@ def is_worth_moving(now: Appraisal, then: Appraisal, price: MovePrice, rules: Co
     asked_per_s = sum(now.asked_per_s.values())
     interrupted = price.interrupted if rules.min_gain > 0 else 0.0
     gained = then.share_in_time - now.share_in_time
-    if gained >= rules.min_gain and gained * asked_per_s * _HORIZON_S >= interrupted:
+    if gained >= rules.min_gain and gained * asked_per_s * HORIZON_S >= interrupted:
         return True
     saved_per_s = now.late_per_s - then.late_per_s
     asked = {m: rate for m, rate in now.asked_per_s.items() if rate > 0}
@@ -106,7 +105,7 @@ def is_worth_moving(now: Appraisal, then: Appraisal, price: MovePrice, rules: Co
     fed_per_s = (starved(before) - starved(after)) * asked_per_s
     if saved_per_s < 0 and saved_per_s + fed_per_s <= 0:
         return False
-    is_earned = (saved_per_s + fed_per_s) * _HORIZON_S >= interrupted
+    is_earned = (saved_per_s + fed_per_s) * HORIZON_S >= interrupted
     if is_earned and lifts_a_model(before, after, rules.min_model_gain):
         return True
     return saved_per_s > 0 and saved_per_s * _GIB >= rules.min_saved_per_gib_s * price.read_bytes

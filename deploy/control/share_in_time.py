@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from placement.estimation.plan_estimate import ModelEstimate, UnitEstimate
 from placement.scaling.predicted_attainment import started_in_time
 
-_HORIZON_S = 60.0
+HORIZON_S = 60.0
 _UNCERTAINTY = 0.15  # of a demand that was counted over a minute or two
 
 
@@ -45,4 +45,4 @@ def share_in_time(model: ModelEstimate, units: Sequence[UnitEstimate], ttft_s: f
 
 def _until_late(flows: float, ttft_s: float) -> float:
     """Share of a minute."""
-    return 1.0 if flows >= 1.0 else min(1.0, ttft_s * flows / (1.0 - flows) / _HORIZON_S)
+    return 1.0 if flows >= 1.0 else min(1.0, ttft_s * flows / (1.0 - flows) / HORIZON_S)

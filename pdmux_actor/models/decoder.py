@@ -175,7 +175,7 @@ class Decoder:
         for index in range(first_layer, last_layer):
             layer = self.weights.layers[index]
             with self._operators.passing():
-                heads = self._attention_inputs(index, hidden, rotary, adapters)
+                heads = self.attention_inputs(index, hidden, rotary, adapters)
                 attended = attention(index, *heads, self._attention_traits[index])
                 if adapters is None:
                     hidden = layer.output.plus(attended, hidden)
@@ -190,13 +190,6 @@ class Decoder:
 
     def attention_traits(self, index: int) -> AttentionTraits:
         return self._attention_traits[index]
-
-    def attention_inputs(self, index: int, hidden: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of a layer before its attention: query [tokens, heads, head_dim], key and value [tokens, kv_heads,
-        head_dim].
-        """
-        with self._operators.passing():
-            return self._attention_inputs(index, hidden, rotary, None)
 
     def after_attention(self, index: int, attended: Tensor, hidden: Tensor) -> Tensor:
         """The part of a layer after its attention, with both residual connections; `hidden` may be overwritten."""
@@ -222,9 +215,12 @@ class Decoder:
             sharpen_top_logits(logits, functional.rms_norm(hidden.float(), norm.shape, norm.float(), eps), head)
         return logits
 
-    def _attention_inputs(
-        self, index: int, hidden: Tensor, rotary: Tensor, adapters: AdapterBatch | None
+    def attention_inputs(
+        self, index: int, hidden: Tensor, rotary: Tensor, adapters: AdapterBatch | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """The part of a layer before its attention: query [tokens, heads, head_dim], key and value [tokens, kv_heads,
+        head_dim].
+        """
         layer, eps = self.weights.layers[index], self.config.rms_norm_eps
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         normed = self._operators.rms_norm(hidden, layer.input_norm, eps)

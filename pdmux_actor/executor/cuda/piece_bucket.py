@@ -14,21 +14,18 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.graph_key import Step
+from pdmux_actor.executor.cuda.layers_start import LayersStart, are_alike
 from pdmux_actor.models.decoder import Attention, Decoder
 from pdmux_actor.models.workspace import Workspace
 from pdmux_actor.scheduling.launch import MixedStep
 
-_STEPS_BEFORE_LAYERS = 2
-
 
 def has_pieces(launch: MixedStep, decoder: object, own_kv_beyond_tokens: int | None) -> bool:
-    """Returns whether its layers but for attention are the same work for all steps of so many tokens: no adapter is
-    asked for, no prompt has rotary frequencies of its own (ModelInfo.own_kv_beyond_tokens).
+    """Returns whether its layers but for attention are the same work for all steps of so many tokens: sequences that
+    `are_alike`, and a decoder that knows the parts of its layers.
     """
-    limit = float("inf") if own_kv_beyond_tokens is None else own_kv_beyond_tokens
     sequences = (*(chunk.sequence for chunk in launch.chunks), *launch.sequences)
-    plain = all(s.adapter is None and s.num_prompt_tokens <= limit for s in sequences)
-    return plain and isinstance(decoder, Decoder)
+    return isinstance(decoder, Decoder) and are_alike(sequences, own_kv_beyond_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,13 @@ class PieceBucket:
         self._decoder = decoder
         self.size = size
         self.buffers = buffers
-        self._token_ids, self._positions = buffers.token_ids[:size], buffers.positions[:size]
-        self._hidden, self._heads, self._attended = buffers.hidden[:size], buffers.heads[:size], buffers.attended[:size]
+        self._heads, self._attended = buffers.heads[:size], buffers.attended[:size]
+        self._start = LayersStart(
+            decoder=decoder,
+            token_ids=buffers.token_ids[:size],
+            positions=buffers.positions[:size],
+            hidden=buffers.hidden[:size],
+        )
 
     def run(
         self, steps: Sequence[Step], tensors: Mapping[str, Tensor], attention: Attention, workspace: Workspace
@@ -77,21 +79,20 @@ class PieceBucket:
         """Runs all layers of a batch (see DeviceBatch) by `steps`, which are those of `steps` or what was captured of
         them. Returns its hidden states, until the next run.
         """
-        num_tokens, spec = len(tensors["token_ids"]), self._decoder.spec
-        self._token_ids[:num_tokens].copy_(tensors["token_ids"])
-        self._positions[:num_tokens].copy_(tensors["positions"])
-        embed, rotate = steps[:_STEPS_BEFORE_LAYERS]
+        num_tokens, spec, start = len(tensors["token_ids"]), self._decoder.spec, self._start
+        start.token_ids[:num_tokens].copy_(tensors["token_ids"])
+        start.positions[:num_tokens].copy_(tensors["positions"])
+        embed, rotate, *pieces = steps
         embed()
         rotate()
         query, key, value = self._heads[:num_tokens].split([spec.num_heads, *[spec.num_kv_heads] * 2], dim=1)
         attended = self._attended[:num_tokens]
-        for index in range(spec.num_layers):
-            before, after = steps[_STEPS_BEFORE_LAYERS + 2 * index : _STEPS_BEFORE_LAYERS + 2 * index + 2]
-            before()
+        for index, (before, after) in enumerate(zip(pieces[::2], pieces[1::2], strict=True)):
             with workspace.passing():
+                before()
                 attended.copy_(attention(index, query, key, value, self._decoder.attention_traits(index)))
             after()
-        return self._hidden[:num_tokens]
+        return start.hidden[:num_tokens]
 
     def steps(self) -> Sequence[Step]:
         """Returns what comes before the layers, and what comes before and after the attention of each, which reads the
@@ -103,18 +104,10 @@ class PieceBucket:
             for index in range(self._decoder.spec.num_layers)
             for piece in (partial(self._before, index, rotary), partial(self._after, index))
         ]
-        return (self._embed, partial(self._rotate, rotary), *pieces)
-
-    def _embed(self) -> None:
-        self._hidden.copy_(self._decoder.start(self._token_ids, self._positions)[0])
-
-    def _rotate(self, rotary: list[Any]) -> None:
-        rotary[:] = [self._decoder.start(self._token_ids, self._positions)[1]]
+        return (*self._start.steps(rotary), *pieces)
 
     def _before(self, index: int, rotary: list[Any]) -> None:
-        torch.cat(self._decoder.attention_inputs(index, self._hidden, rotary[0]), dim=1, out=self._heads)
+        torch.cat(self._decoder.attention_inputs(index, self._start.hidden, rotary[0]), dim=1, out=self._heads)
 
     def _after(self, index: int) -> None:
-        hidden = self._decoder.after_attention(index, self._attended, self._hidden)
-        if hidden.data_ptr() != self._hidden.data_ptr():
-            self._hidden.copy_(hidden)
+        self._start.keep(self._decoder.after_attention(index, self._attended, self._start.hidden))

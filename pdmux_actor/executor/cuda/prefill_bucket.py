@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.graph_key import Step
+from pdmux_actor.executor.cuda.layers_start import STEPS_BEFORE_LAYERS, LayersStart, are_alike
 from pdmux_actor.executor.cuda.prompt_attention import packed_attention
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.decoder import LayeredDecoder
@@ -21,18 +22,14 @@ from pdmux_actor.scheduling.launch import Chunk
 
 MOST_CHUNKS = 16
 _NO_ROW = -1
-STEPS_BEFORE_LAYERS = 2
 
 
 def may_be_captured(chunks: Sequence[Chunk], own_kv_beyond_tokens: int | None) -> bool:
-    """Returns whether its layers are the same work for all batches of so many tokens: nothing was cached before, no
-    adapter is asked for, no prompt has rotary frequencies of its own (ModelInfo.own_kv_beyond_tokens).
+    """Returns whether its layers are the same work for all batches of so many tokens: sequences of which nothing was
+    cached before, and that `are_alike`.
     """
-    limit = float("inf") if own_kv_beyond_tokens is None else own_kv_beyond_tokens
-    return len(chunks) <= MOST_CHUNKS and all(
-        chunk.start == 0 and chunk.sequence.adapter is None and chunk.sequence.num_prompt_tokens <= limit
-        for chunk in chunks
-    )
+    begins = len(chunks) <= MOST_CHUNKS and all(chunk.start == 0 for chunk in chunks)
+    return begins and are_alike([chunk.sequence for chunk in chunks], own_kv_beyond_tokens)
 
 
 class PrefillBucket:
@@ -47,6 +44,9 @@ class PrefillBucket:
         self._rows = torch.full((size,), _NO_ROW, dtype=torch.int32, device=device)
         self._ends = torch.full((MOST_CHUNKS + 2,), size, dtype=torch.int32, device=device)
         self._hidden = torch.zeros(size, decoder.spec.hidden_size, dtype=kv.pool.dtype, device=device)
+        self._start = LayersStart(
+            decoder=decoder, token_ids=self._token_ids, positions=self._positions, hidden=self._hidden
+        )
         self._batch_id: int | None = None
 
     @property
@@ -75,8 +75,7 @@ class PrefillBucket:
 
     def keep(self, hidden: Tensor) -> None:
         """Keeps what came of a slice that ran launch by launch."""
-        if hidden.data_ptr() != self._hidden.data_ptr():
-            self._hidden[: len(hidden)].copy_(hidden)
+        self._start.keep(hidden)
 
     def let_go(self, batch_id: int) -> None:
         if self._batch_id == batch_id:
@@ -88,7 +87,7 @@ class PrefillBucket:
         """
         rotary = list[Any]()
         layers = [partial(self._layer, index, rotary) for index in range(self._decoder.spec.num_layers)]
-        return (self._embed, partial(self._rotate, rotary), *layers)
+        return (*self._start.steps(rotary), *layers)
 
     @contextmanager
     def spared(self) -> Iterator[None]:
@@ -100,12 +99,6 @@ class PrefillBucket:
         finally:
             self._rows.copy_(rows)
             self._hidden.copy_(hidden)
-
-    def _embed(self) -> None:
-        self._hidden.copy_(self._decoder.start(self._token_ids, self._positions)[0])
-
-    def _rotate(self, rotary: list[Any]) -> None:
-        rotary[:] = [self._decoder.start(self._token_ids, self._positions)[1]]
 
     def _layer(self, index: int, rotary: list[Any]) -> None:
         self.keep(self._decoder.forward_layers(self._hidden, rotary[0], self._attend, index, index + 1))

@@ -138,3 +138,9 @@ def make_cuda_rig(
     )
     executor._pool.fill_(NAN_BYTE)
     return CpuRig(executor=executor)
+
+
+def rest(rig: CpuRig) -> None:
+    """Until no capture is left that waits for a moment without launches."""
+    while rig.executor._capture_planned():
+        pass

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import CpuRig, make_prompt, outputs
-from cuda_rig import make_cuda_rig
+from cuda_rig import make_cuda_rig, rest
 
 from pdmux_actor.executor.cuda.graph_key import OF_TOKENS, PIECES
 from pdmux_actor.executor.cuda.piece_bucket import PieceBucket, has_pieces
@@ -31,24 +31,24 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+def open_rig(checkpoints: Mapping[str, Path], model: str = "llama", **options: object) -> CpuRig:
+    rig = make_cuda_rig(**{"captures_prompts": True, **options})
+    rig.load(model, checkpoints[model])
+    return rig
+
+
 def chunked(rig: CpuRig, model: str, lengths: Sequence[int], **sampling: object) -> list[object]:
     sequences = [rig.sequence(model, make_prompt(n), NEW_TOKENS, **sampling) for n in lengths]
     rig.generate_chunked(sequences, NEW_TOKENS, chunk_tokens=8)
     return outputs(sequences, NEW_TOKENS)
 
 
-def rest(rig: CpuRig) -> None:
-    while rig.executor._capture_planned():
-        pass
-
-
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
 def test_mixed_steps__of_captured_pieces__tokens_of_the_cpu(
     tiny_checkpoints: Mapping[str, Path], replayed: list[int], model: str
 ) -> None:
-    cpu, rig = CpuRig(), make_cuda_rig(captures_prompts=True)
-    for either in (cpu, rig):
-        either.load(model, tiny_checkpoints[model])
+    cpu, rig = CpuRig(), open_rig(tiny_checkpoints, model)
+    cpu.load(model, tiny_checkpoints[model])
     chunked(rig, model, [10, 21, 5])
     assert replayed == []  # no launch waits for a capture
     rest(rig)
@@ -65,8 +65,7 @@ def test_mixed_steps__of_captured_pieces__tokens_of_the_cpu(
 def test_mixed_steps__larger_one_before__its_padding_is_not_seen(
     tiny_checkpoints: Mapping[str, Path], replayed: list[int]
 ) -> None:
-    rig = make_cuda_rig(captures_prompts=True)
-    rig.load("llama", tiny_checkpoints["llama"])
+    rig = open_rig(tiny_checkpoints)
     first = chunked(rig, "llama", [3])
     rest(rig)
     chunked(rig, "llama", [16, 15, 14])
@@ -79,8 +78,7 @@ def test_mixed_steps__larger_one_before__its_padding_is_not_seen(
 def test_mixed_steps__drawn_and_reported__as_launch_by_launch(
     tiny_checkpoints: Mapping[str, Path], replayed: list[int]
 ) -> None:
-    rig = make_cuda_rig(captures_prompts=True)
-    rig.load("qwen3", tiny_checkpoints["qwen3"])
+    rig = open_rig(tiny_checkpoints, "qwen3")
     settings = {"temperature": 0.9, "seed": 3, "logprobs": 2}
     one_by_one = chunked(rig, "qwen3", [9, 12], **settings)
     rest(rig)
@@ -91,8 +89,7 @@ def test_mixed_steps__drawn_and_reported__as_launch_by_launch(
 
 
 def test_mixed_steps__host_that_bounds_none__are_not_captured(tiny_checkpoints: Mapping[str, Path]) -> None:
-    rig = make_cuda_rig()
-    rig.load("llama", tiny_checkpoints["llama"])
+    rig = open_rig(tiny_checkpoints, captures_prompts=False)
 
     chunked(rig, "llama", [9])
     rest(rig)
@@ -104,8 +101,7 @@ def test_mixed_steps__host_that_bounds_none__are_not_captured(tiny_checkpoints: 
 def test_mixed_steps__buckets_of_a_model__share_their_buffers_and_have_products_as_prompts(
     tiny_checkpoints: Mapping[str, Path],
 ) -> None:
-    rig = make_cuda_rig(captures_prompts=True)
-    rig.load("llama", tiny_checkpoints["llama"])
+    rig = open_rig(tiny_checkpoints)
     model = rig.executor._attached["llama"]
 
     assert model.piece_bucket(16).buffers is model.piece_bucket(256).buffers
@@ -120,8 +116,7 @@ def test_capture__pieces_when_the_budget_is_spent__leave_decode_its_graphs(
     tiny_checkpoints: Mapping[str, Path],
 ) -> None:
     steps_of_decode = 6
-    rig = make_cuda_rig(captures_prompts=True, budget_bytes=steps_of_decode << 20, graph_bytes=1 << 20)
-    rig.load("llama", tiny_checkpoints["llama"])
+    rig = open_rig(tiny_checkpoints, budget_bytes=steps_of_decode << 20, graph_bytes=1 << 20)
     for count in (1, 2, 4):
         sequences = [rig.sequence("llama", make_prompt(5), 3) for _ in range(count)]
         rig.prefill(sequences)
@@ -141,8 +136,7 @@ def test_capture__pieces_when_the_budget_is_spent__leave_decode_its_graphs(
 def test_has_pieces__adapters_own_frequencies_and_other_decoders__do_not(
     tiny_checkpoints: Mapping[str, Path],
 ) -> None:
-    rig = make_cuda_rig(captures_prompts=True)
-    rig.load("llama", tiny_checkpoints["llama"])
+    rig = open_rig(tiny_checkpoints)
     decoder = rig.executor._attached["llama"].decoder
     plain = rig.sequence("llama", make_prompt(9), 1)
     adapted = rig.sequence("llama", make_prompt(9), 1, base="llama")

@@ -10,12 +10,13 @@ import torch
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import CpuRig, make_prompt, outputs
-from cuda_rig import BLOCK_BYTES, NUM_SMS, NoStream, RerunCapture, make_cuda_rig
+from cuda_rig import BLOCK_BYTES, NUM_SMS, NoStream, RerunCapture, make_cuda_rig, rest
 from slo_rig import LLAMA_8B
 
 from pdmux_actor.executor.cuda.graph_key import LAYERS, GraphKey, PlannedCapture, Step
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
-from pdmux_actor.executor.cuda.prefill_bucket import MOST_CHUNKS, STEPS_BEFORE_LAYERS, PrefillBucket
+from pdmux_actor.executor.cuda.layers_start import STEPS_BEFORE_LAYERS
+from pdmux_actor.executor.cuda.prefill_bucket import MOST_CHUNKS, PrefillBucket
 from pdmux_actor.executor.cuda.prompt_attention import packed_attention
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.attention import prompt_attention
@@ -39,11 +40,6 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Slice]:
 
     monkeypatch.setattr(PrefillBucket, "run", noted)
     return slices
-
-
-def rest(rig: CpuRig) -> None:
-    while rig.executor._capture_planned():
-        pass
 
 
 def captured_rig(checkpoints: Mapping[str, Path], model: str = "llama") -> CpuRig:
