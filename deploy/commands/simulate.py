@@ -1,7 +1,7 @@
 """muxfleet simulate"""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,11 @@ from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
 from deploy.reports.percents import PERCENTS
 from deploy.simulation.control import LoadTimes
-from deploy.simulation.deployments import BASELINES, DeployedFleet, Deployment, baseline_named, deploy_fleet
+from deploy.simulation.deployments import BASELINES, Deployment, baseline_named, deploy_fleet
+from deploy.simulation.divided_run import run_fleet_divided
 from deploy.simulation.fleet_outcome import FleetOutcome
-from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.rates_ahead import RatesAhead
-from deploy.simulation.runs import RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
+from deploy.simulation.runs import OnProgress, RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from deploy.simulation.workers import Tell, Workers
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -79,7 +79,7 @@ def simulate(
         float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001, max=1e6)
     ] = 2.0,
     seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
-    jobs: Annotated[int, typer.Option(help="Policies, or a sweep's rates, simulated at once.", min=1, max=1024)] = 1,
+    jobs: Annotated[int, typer.Option(help="Policies, rates or parts of a fleet at once.", min=1, max=1024)] = 1,
     json_file: FiguresFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots (needs muxfleet[plots]).")] = None,
 ) -> None:
@@ -155,7 +155,7 @@ class _Session:
         """One run of each, or a sweep over `rates`; what they found, for JSON."""
         report: dict[str, object] = {}
         with SimulationProgress(self._console) as progress, Workers(jobs, progress.hear) as workers:
-            if len(deployments) == 1:  # a sweep's rates are what can be run at once
+            if len(deployments) == 1:  # a sweep's rates, or parts of the fleet, are what can be run at once
                 (only,) = deployments
                 return {only.name: self._shown(self._run_or_sweep(only, rates, progress.hear, workers))}
             tasks = {d.name: workers.submit(partial(self._run_or_sweep, d, rates)) for d in deployments}
@@ -174,16 +174,23 @@ class _Session:
         tell: Tell[RunProgressed],
         workers: Workers[RunProgressed] | None = None,
     ) -> _Found:
-        """`workers` are for the rates of a sweep, beside each other."""
+        """`workers` are for a sweep's rates, beside each other; a single run is divided among as many processes."""
         deployed = deploy_fleet(self._fleet, deployment, loads=self._loads)
         started_s = time.perf_counter()
         if rates is None:
-            found: FleetOutcome | Sweep = self._run(deployed, deployment.name, self._stream, None, tell)
+            found: FleetOutcome | Sweep = run_fleet_divided(
+                deployed,
+                self._stream,
+                self._options,
+                jobs=1 if workers is None else workers.jobs,
+                on_progress=self._progressed(deployment.name, self._stream, tell),
+            )
         else:
 
             def run_at(rate_per_s: float, tell: Tell[RunProgressed]) -> FleetOutcome:
-                about = f"{deployment.name} at {rate_per_s:.3g}/s"
-                return self._run(deployed, about, self._stream.at_rate(rate_per_s), is_hopeless, tell)
+                stream = self._stream.at_rate(rate_per_s)
+                progressed = self._progressed(f"{deployment.name} at {rate_per_s:.3g}/s", stream, tell)
+                return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progressed)
 
             ahead = RatesAhead(workers or Workers(1, tell), run_at)
             found = sweep_rates(rates, ahead.outcome, ahead=ahead.want)
@@ -196,18 +203,10 @@ class _Session:
             wall_s=time.perf_counter() - started_s,
         )
 
-    def _run(
-        self,
-        deployed: DeployedFleet,
-        about: str,
-        stream: RequestStream,
-        give_up: Callable[[FleetRun], bool] | None,
-        tell: Tell[RunProgressed],
-    ) -> FleetOutcome:
-        def progressed(ended: int, virtual_s: float) -> None:
-            tell(RunProgressed(run=about, requests=stream.count, ended=ended, virtual_s=virtual_s))
-
-        return run_fleet(deployed, stream, self._options, give_up=give_up, on_progress=progressed)
+    def _progressed(self, about: str, stream: RequestStream, tell: Tell[RunProgressed]) -> OnProgress:
+        return lambda ended, virtual_s: tell(
+            RunProgressed(run=about, requests=stream.count, ended=ended, virtual_s=virtual_s)
+        )
 
     def _shown(self, found: _Found) -> dict[str, object]:
         for model, reason in found.unplaced.items():

@@ -1,6 +1,6 @@
 """Ways to run one fleet file: the product's, and the fleet baselines of the papers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,8 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import DECODE_LANES, SchedulerSettings, longest_chunk_tokens_of
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
+
+UnitDesign = tuple[UnitIdentity, EngineDesign]
 
 _LOG_ENTRIES = 128  # nobody reads a simulated unit's decisions; its reports need the last moments
 
@@ -87,7 +89,9 @@ def baseline_named(name: str, fleet: FleetFile) -> Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedFleet:
-    """`build` makes fresh units for one run. `unplaced` maps models to the reason why no unit takes them."""
+    """`build` makes fresh units for one run. `unplaced` maps models to the reason why no unit takes them. `designs` are
+    of units of one engine that keep their models; empty where there are others.
+    """
 
     deployment: Deployment
     models: tuple[FleetModel, ...]
@@ -96,6 +100,20 @@ class DeployedFleet:
     num_gpus: int
     unplaced: Mapping[str, str]
     view_updates: MakeViewUpdates = FixedPlan
+    designs: Sequence[UnitDesign] = ()
+
+    def part(self, models: Set[str]) -> "DeployedFleet":
+        """Returns these models with their units, as a fleet of their own. No unit may have one of these and another."""
+        designs = [d for d in self.designs if any(placed.info.model in models for placed in d[1].models)]
+        return replace(
+            self,
+            models=tuple(m for m in self.models if m.model in models),
+            build=_builder(designs, self.deployment),
+            num_units=len(designs),
+            num_gpus=sum(identity.num_gpus for identity, _ in designs),
+            unplaced={model: why for model, why in self.unplaced.items() if model in models},
+            designs=designs,
+        )
 
 
 def deploy_fleet(
@@ -144,6 +162,7 @@ def deploy_fleet(
         else led_by_control_loop(
             fleet, planned, policy=deployment.policy, make_planner=make_planner, seed=deployment.seed
         ),
+        designs=designs if loads is None and deployment.fleet_mode is None else (),
     )
 
 
@@ -176,7 +195,7 @@ def _unit_design(
     planned: PlannedFleet,
     capacity: UnitCapacity,
     hardware: UnitHardware,
-) -> tuple[UnitIdentity, EngineDesign]:
+) -> UnitDesign:
     host_s = hardware.host_s if deployment.host_s is None else deployment.host_s
     models = {m.model: m for m in planned.models}
     placed = tuple(
@@ -224,7 +243,7 @@ def _unit_design(
     return identity, design
 
 
-def _builder(designs: Sequence[tuple[UnitIdentity, EngineDesign]], deployment: Deployment) -> BuildUnits:
+def _builder(designs: Sequence[UnitDesign], deployment: Deployment) -> BuildUnits:
     def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         if deployment.fleet_mode is None:
             return [MuxedUnit(identity, design, agenda, on_tokens) for identity, design in designs]
@@ -235,7 +254,7 @@ def _builder(designs: Sequence[tuple[UnitIdentity, EngineDesign]], deployment: D
 
 
 def _leased_builder(
-    designs: Sequence[tuple[UnitIdentity, EngineDesign]],
+    designs: Sequence[UnitDesign],
     planned: PlannedFleet,
     capacities: Sequence[UnitCapacity],
     loads: LoadTimes,

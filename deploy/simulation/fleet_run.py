@@ -36,7 +36,8 @@ BuildUnits = Callable[[EventQueue, OnTokens], Sequence[SimulatedUnit]]
 
 class FleetRun:
     """One run over one stream. `give_up` is asked now and then, with the run, whether to stop early.
-    `on_outcome` hears of every request.
+    `on_outcome` hears of every request. Those for models that are not among `models` are other parts' of the fleet
+    (divided_run.py): they take a number and a gateway's turn here, and no more.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class FleetRun:
         run_ahead: bool = True,
     ) -> None:
         self.agenda = EventQueue()
+        self.num_views = 0  # that were events: the first was there before
         self.statistics = {m.model: ModelStatistics(SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s)) for m in models}
         self._models = {m.model: m for m in models}
         self._stream = stream
@@ -89,6 +91,11 @@ class FleetRun:
     @property
     def expected_requests(self) -> int:
         return self._stream.count
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that had to wait at a gateway so far, for their turn or for a unit."""
+        return sum(gateway.num_queued for gateway in self._gateways)
 
     def overdue_requests(self, limit_s: float | None = None) -> int:
         """Requests under way whose first token is later than `limit_s`, or than its own target."""
@@ -145,10 +152,12 @@ class FleetRun:
         now_s = self.agenda.clock.now_s
         assert record.model is not None
         self._coming.take_first()
-        statistics = self.statistics[record.model]
-        statistics.requests += 1
-        self._waiting_since_s[str(index)] = now_s
-        self._ask(index, record, next(self._next_gateway), now_s)
+        gateway = next(self._next_gateway)
+        statistics = self.statistics.get(record.model)
+        if statistics is not None:
+            statistics.requests += 1
+            self._waiting_since_s[str(index)] = now_s
+            self._ask(index, record, gateway, now_s)
         self._await_next_arrival()
 
     def _ask(self, index: int, record: TraceRecord, gateway: SimulatedGateway, now_s: float) -> None:
@@ -308,7 +317,11 @@ class FleetRun:
         assert self._arrivals_left or is_over or self._homeless or self.agenda.has_more, (
             "requests are open and no unit works"
         )
-        self.agenda.at(now_s + VIEW_PERIOD_S, self._publish_view)
+        self.agenda.at(now_s + VIEW_PERIOD_S, self._publish_next_view)
+
+    def _publish_next_view(self) -> None:
+        self.num_views += 1
+        self._publish_view()
 
 
 def _partition_of(report: UnitReport, now_s: float) -> PartitionSample:

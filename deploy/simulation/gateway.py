@@ -55,6 +55,7 @@ class SimulatedGateway:
         self._receptions: dict[str, Reception] = {}
         self._waiting: Counter[str] = Counter()  # requests by model
         self._wakes_at_s: float | None = None
+        self.num_queued = 0  # requests that had to wait so far
 
     def holds_any(self, models: Iterable[str]) -> bool:
         """Says whether a request for one of these models waits here."""
@@ -68,6 +69,7 @@ class SimulatedGateway:
         """Exactly one function of the reception is called, now or later."""
         decision = self.scheduler.offer(request, self._agenda.clock.now_s)
         if isinstance(decision, Queue):
+            self.num_queued += 1
             self._receptions[request.request_id] = reception
             self._waiting[request.model] += 1
             self.pump()

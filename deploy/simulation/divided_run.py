@@ -1,0 +1,142 @@
+"""One run in several processes, each with a part of the fleet that shares no unit with the others.
+
+What happens at one model's units reaches another model through a unit that has both, and through gateways while a
+request waits there: the next one, of any model, then waits its turn behind it. Where nothing waits, a gateway keeps its
+books by model. So parts find what the whole fleet would have found as long as no request has had to wait. Once one has,
+what the parts have found is thrown away and the fleet is run as a whole.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from deploy.simulation.deployments import DeployedFleet
+from deploy.simulation.fleet_outcome import FleetOutcome
+from deploy.simulation.fleet_run import FleetRun
+from deploy.simulation.runs import OnProgress, RunOptions, run_fleet, seldom_collected
+from deploy.simulation.streams import RequestStream
+from deploy.simulation.workers import Tell, Workers
+
+# Several for each process: small ones go faster, and the last ones even out what the first ones took. But each reads
+# the whole stream.
+_PARTS_PER_JOB = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartProgress:
+    part: int
+    ended: int
+    virtual_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartOutcome:
+    """`views` of the events are every part's."""
+
+    outcome: FleetOutcome
+    views: int
+
+
+def run_fleet_divided(
+    deployed: DeployedFleet,
+    stream: RequestStream,
+    options: RunOptions,
+    *,
+    jobs: int,
+    on_progress: OnProgress | None = None,
+) -> FleetOutcome:
+    """Finds what `run_fleet` finds, with up to `jobs` processes where the fleet and the stream can be divided."""
+    parts = _parts(deployed, stream, options, jobs * _PARTS_PER_JOB) if jobs > 1 else ()
+    if len(parts) > 1:
+        found = _run_parts(parts, stream, options, jobs, on_progress)
+        if found is not None:
+            return _joined(found, deployed, stream)
+    return run_fleet(deployed, stream, options, on_progress=on_progress)
+
+
+def _parts(deployed: DeployedFleet, stream: RequestStream, options: RunOptions, most: int) -> Sequence[DeployedFleet]:
+    """The largest first, by their requests. None where prompts may share blocks (gateways remember a bounded number of
+    all models' prefixes), or where the run's end or its samples are the fleet's as a whole.
+    """
+    if stream.block_tokens is not None or options.window_s is not None or options.sample_partitions:
+        return ()
+    groups = _groups_without_common_units(deployed)
+    asked = Counter(record.model or "" for record in stream.records()) if len(groups) > 1 else Counter[str]()
+    parts: list[set[str]] = [set() for _ in range(min(most, len(groups)))]
+    work = [0] * len(parts)
+    for group in sorted(groups, key=lambda g: (-sum(asked[m] for m in g), min(g))):
+        least = work.index(min(work))
+        parts[least] |= group
+        work[least] += sum(asked[m] for m in group)
+    return [deployed.part(models) for _, models in sorted(zip(work, parts, strict=True), key=lambda p: -p[0])]
+
+
+def _groups_without_common_units(deployed: DeployedFleet) -> list[set[str]]:
+    groups = [{m.model} for m in deployed.models] if deployed.designs else []
+    for _, design in deployed.designs:
+        placed = {m.info.model for m in design.models}
+        touched = [group for group in groups if group & placed]
+        if len(touched) > 1:
+            groups = [group for group in groups if not group & placed]
+            groups.append(set().union(*touched))
+    return groups
+
+
+def _run_parts(
+    parts: Sequence[DeployedFleet],
+    stream: RequestStream,
+    options: RunOptions,
+    jobs: int,
+    on_progress: OnProgress | None,
+) -> Sequence[_PartOutcome] | None:
+    """None: a request had to wait."""
+    last = [PartProgress(part=number, ended=0, virtual_s=0.0) for number in range(len(parts))]
+
+    def hear(progress: PartProgress) -> None:
+        last[progress.part] = progress
+        if on_progress is not None:
+            on_progress(sum(p.ended for p in last), min(p.virtual_s for p in last))
+
+    found: list[_PartOutcome] = []
+    with Workers(jobs, hear) as workers:
+        tasks = [workers.submit(partial(_run_part, n, part, stream, options)) for n, part in enumerate(parts)]
+        for task in tasks:
+            result = task.result()
+            if result is None:
+                return None
+            found.append(result)
+    return found
+
+
+def _run_part(
+    number: int, part: DeployedFleet, stream: RequestStream, options: RunOptions, tell: Tell[PartProgress]
+) -> _PartOutcome | None:
+    with seldom_collected():
+        run = FleetRun(
+            models=part.models,
+            build_units=part.build,
+            stream=stream,
+            limits=options.limits,
+            gateways=options.gateways,
+            give_up=lambda run: run.num_queued > 0,
+            on_progress=lambda ended, now_s: tell(PartProgress(part=number, ended=ended, virtual_s=now_s)),
+            view_updates=part.view_updates,
+        )
+        outcome = run.run()
+    return None if run.num_queued else _PartOutcome(outcome=outcome, views=run.num_views)
+
+
+def _joined(found: Sequence[_PartOutcome], deployed: DeployedFleet, stream: RequestStream) -> FleetOutcome:
+    """Arrivals and views are events of every part, and of the fleet once."""
+    outcomes = [f.outcome for f in found]
+    statistics = {model: of_model for outcome in outcomes for model, of_model in outcome.models.items()}
+    own_events = sum(f.outcome.events - f.views - stream.count for f in found)
+    return FleetOutcome(
+        models={m.model: statistics[m.model] for m in deployed.models},
+        duration_s=max(outcome.duration_s for outcome in outcomes),
+        ended_s=max(outcome.ended_s for outcome in outcomes),
+        events=own_events + max(f.views for f in found) + stream.count,
+        steps=sum(outcome.steps for outcome in outcomes),
+        gave_up=False,
+    )
