@@ -22,13 +22,14 @@ class ReplyShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. One that is
-    `prompt_only`, as one that `embeds`, was asked for no token: that which an engine gives to every prompt is nobody's.
-    `fills_context`: no `max_tokens` were asked for, and it ends where units' contexts do. `shares_prompt`: another
-    choice of the request is charged for it.
+    """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. `choice`
+    counts those of the request. One that is `prompt_only`, as one that `embeds`, was asked for no token: that which
+    an engine gives to every prompt is nobody's. `fills_context`: no `max_tokens` were asked for, and it ends where
+    units' contexts do. `shares_prompt`: another choice of the request is charged for it.
     """
 
     request_id: str
+    choice: int = 0
     model: str
     prompt_token_ids: tuple[int, ...]
     prompt_param: str
@@ -95,14 +96,15 @@ class ToolCall:
 
 # One for each Delta, and a frozen dataclass takes several times as long to make.
 class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds what became final since the previous Output. `num_tokens` are the tokens that it now reflects, of them
-    `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told once, as the `prompt`
-    is where its log-probabilities were asked for, and the `embedding`, float32, of a generation that `embeds`.
-    `stop` is the string that ended it, where one did.
+    """Holds what became final since the previous Output of its `choice`. `num_tokens` are the tokens that it now
+    reflects, of them `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told
+    once, as the `prompt` is where its log-probabilities were asked for, and the `embedding`, float32, of a
+    generation that `embeds`. `stop` is the string that ended it, where one did.
     """
 
     text: str
     num_tokens: int
+    choice: int = 0
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning_tokens: int = 0

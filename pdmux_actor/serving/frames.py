@@ -193,25 +193,19 @@ class FrameSplitter:
             data = self._buffer
         start = 0
         try:
-            while (end := self._end_of_frame(data, start)) is not None:
-                body = bytes(memoryview(data)[start + LENGTH.size : end])
-                start = end
-                yield body
+            while (body_at := start + LENGTH.size) <= len(data):
+                (length,) = LENGTH.unpack_from(data, start)
+                if length > self.max_frame_bytes:
+                    raise FrameTooLarge(f"frame of {length} bytes, limit {self.max_frame_bytes}")
+                if body_at + length > len(data):
+                    break
+                start = body_at + length
+                yield bytes(memoryview(data)[body_at:start])
         finally:
             if data is self._buffer:
                 del self._buffer[:start]
             else:
                 self._buffer += memoryview(data)[start:]
-
-    def _end_of_frame(self, data: bytes | bytearray, start: int) -> int | None:
-        """None: it is not all there."""
-        body_at = start + LENGTH.size
-        if body_at > len(data):
-            return None
-        (length,) = LENGTH.unpack_from(data, start)
-        if length > self.max_frame_bytes:
-            raise FrameTooLarge(f"frame of {length} bytes, limit {self.max_frame_bytes}")
-        return body_at + length if body_at + length <= len(data) else None
 
 
 MessageT = TypeVar("MessageT")
@@ -226,5 +220,4 @@ class FrameReader(Generic[MessageT]):
 
     def feed(self, data: bytes) -> Iterator[MessageT]:
         """Raises FrameTooLarge, msgspec.DecodeError; the connection is of no use after that."""
-        for body in self._splitter.feed(data):
-            yield self._decoder.decode(body)
+        return map(self._decoder.decode, self._splitter.feed(data))

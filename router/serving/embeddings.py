@@ -4,7 +4,7 @@ outputs into one document.
 
 import uuid
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -12,12 +12,11 @@ import numpy as np
 
 from pdmux_actor.messages import SamplingParams
 from router.errors import GenerationFailed, InvalidRequest
-from router.generation import Generation
+from router.generation import Generation, Output
 from router.live_view import ContextLengths
 from router.openai.embeddings import EmbeddingsRequest
 from router.openai.large_body import MAX_TOKEN_IDS
 from router.serving.prompts import Prompt, completion_tokens, prompt_tokens
-from router.serving.response import IndexedOutputs
 from router.telemetry.service_report import ServiceReport
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard
@@ -59,6 +58,7 @@ def embedding_generations(
     return [
         Generation(
             request_id=f"{request_id}-{index}",
+            choice=index,
             model=card.model,
             prompt_token_ids=prompt.token_ids,
             prompt_param=_PARAM,
@@ -84,7 +84,7 @@ class EmbeddingsResponse:
 
     def __init__(
         self,
-        outputs: IndexedOutputs,
+        outputs: AsyncGenerator[Output, None],
         request: EmbeddingsRequest,
         *,
         prompt_tokens: int,
@@ -100,10 +100,10 @@ class EmbeddingsResponse:
         model = self._request.model
         entries = [b""] * len(self._request.inputs)
         async with aclosing(self._outputs) as outputs:
-            async for index, output in outputs:
+            async for output in outputs:
                 if output.embedding:
-                    entries[index] = self._entry(index, output.embedding)
-                elif output.finish is not None and not entries[index]:
+                    entries[output.choice] = self._entry(output.choice, output.embedding)
+                elif output.finish is not None and not entries[output.choice]:
                     raise GenerationFailed(model=model, reason="the unit is of a version without embeddings")
         usage = {"prompt_tokens": self._prompt_tokens, "total_tokens": self._prompt_tokens}
         after = _encode({"model": model, "usage": usage})

@@ -94,7 +94,7 @@ class Gateway:
         )
         dispatcher = GenerationRelay(
             view=self.view,
-            transports=self._pool,
+            pool=self._pool,
             scheduler=self.scheduler,
             limits=self.limits,
             clock=clock,

@@ -3,9 +3,8 @@
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence, Set
-from contextlib import aclosing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 
@@ -27,8 +26,8 @@ from router.generation import Generation, Output
 from router.limits import GatewayLimits
 from router.live_view import LiveView
 from router.routing.routing import UnitChoice
-from router.transport.frame_connection import Stall
-from router.transport.unit_client import UnitTransport, UnitUnreachable
+from router.transport.frame_connection import DeltaStream, Stall
+from router.transport.unit_client import UnitPool, UnitUnreachable
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +40,6 @@ class _GivenBack(UnitLost):
     """The unit lives and does not want the request: the model left it, or it shuts down."""
 
 
-class Transports(Protocol):
-    def transport(self, endpoint: str) -> UnitTransport: ...
-
-    def unreachable(self) -> frozenset[str]: ...
-
-
 @dataclass(slots=True)
 class _Progress:
     """Tokens of a generation. `final` ones are reflected in text that was handed out and survive the unit; `open`
@@ -56,6 +49,7 @@ class _Progress:
     that computed the prompt and has handed over; what others find cached is what they were sent.
     """
 
+    choice: int
     final: list[int] = field(default_factory=list)
     open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
     has_prompt: bool = False
@@ -73,6 +67,7 @@ class _Progress:
         return Output(
             text=delta.text,
             num_tokens=len(token_ids),
+            choice=self.choice,
             cached_tokens=cached_tokens,
             logprobs=logprobs,
             token_ids=token_ids,
@@ -111,7 +106,7 @@ class GenerationRelay:
         self,
         *,
         view: LiveView,
-        transports: Transports,
+        pool: UnitPool,
         scheduler: GatewayScheduler,
         limits: GatewayLimits,
         clock: Callable[[], float],
@@ -122,7 +117,7 @@ class GenerationRelay:
         prompt whose KV went from unit to unit.
         """
         self._view = view
-        self._transports = transports
+        self._pool = pool
         self._scheduler = scheduler
         self._limits = limits
         self._clock = clock
@@ -140,7 +135,7 @@ class GenerationRelay:
             UnitsLost: too many units were lost under it.
             RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
         """
-        progress = _Progress()
+        progress = _Progress(generation.choice)
         failed: set[str] = set()
         waiting_since_s = self._clock()
         attempts = deaths = 0
@@ -155,12 +150,14 @@ class GenerationRelay:
                 self._scheduler.sent(generation.request_id, unit, self._clock())
             kept_tokens = len(progress.final)
             try:
-                async with aclosing(self._attempt(generation, unit, progress, next(legs), failed)) as outputs:
-                    async for output in outputs:
-                        yield output
-                        if output.finish is not None:
-                            return
-                        waiting_since_s = self._clock()
+                with closing(await self._open(generation, unit, progress, next(legs))) as deltas:
+                    async for delta in deltas:
+                        output = self._output(generation, unit, delta, progress, failed)
+                        if output is not None:
+                            yield output
+                            if output.finish is not None:
+                                return
+                            waiting_since_s = self._clock()
                 if not unit.hands_over:
                     raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
                 progress.hand_over(unit.endpoint)
@@ -180,33 +177,35 @@ class GenerationRelay:
                 raise RequestKilledUnits(model=generation.model, units=deaths)
             if attempts >= self._limits.max_attempts:
                 raise UnitsLost(model=generation.model, attempts=attempts, retry_after_s=_RETRY_AFTER_S)
-        yield Output(text="", num_tokens=0, finish=FinishReason.LENGTH)  # nothing but the end was lost
+        # Nothing but the end was lost.
+        yield Output(text="", num_tokens=0, choice=generation.choice, finish=FinishReason.LENGTH)
 
-    async def _attempt(
-        self, generation: Generation, unit: UnitChoice, progress: _Progress, leg: int, failed: Set[str]
-    ) -> AsyncGenerator[Output, None]:
-        transport = self._transports.transport(unit.endpoint)
+    async def _open(self, generation: Generation, unit: UnitChoice, progress: _Progress, leg: int) -> DeltaStream:
         slo = self._scheduler.slo_left(generation.request_id)
         request = _continuation(generation, progress, leg, slo)
         if unit.hands_over:
             request = replace(request, hands_over=True, sampling=replace(request.sampling, max_tokens=1))
         elif progress.kv_from != unit.endpoint:
             request = replace(request, kv_from=progress.kv_from)
-        async with aclosing(transport.generate(request)) as deltas:
-            async for delta in deltas:
-                if isinstance(delta, Stall):
-                    self._raise_if_others_can(generation, unit, delta, failed, progress)
-                    continue
-                if delta.finish is not None:
-                    if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
-                        raise _failure(generation.model, unit, delta)
-                    if request.hands_over and delta.finish is FinishReason.LENGTH:
-                        delta = msgspec.structs.replace(delta, finish=None)  # it goes on
-                if delta.kv_moved is not None:
-                    self._on_kv_moved(generation.model, delta.kv_moved)
-                output = progress.take(delta)
-                if output.text or output.num_tokens or output.prompt or output.finish is not None:
-                    yield output
+        return await self._pool.open(unit.endpoint, request)
+
+    def _output(
+        self, generation: Generation, unit: UnitChoice, delta: Delta | Stall, progress: _Progress, failed: Set[str]
+    ) -> Output | None:
+        """None: it says nothing that can be told."""
+        if isinstance(delta, Stall):
+            self._raise_if_others_can(generation, unit, delta, failed, progress)
+            return None
+        if delta.finish is not None:
+            if delta.finish in (FinishReason.ERROR, FinishReason.ABORT):
+                raise _failure(generation.model, unit, delta)
+            if unit.hands_over and delta.finish is FinishReason.LENGTH:
+                delta = msgspec.structs.replace(delta, finish=None)  # it goes on
+        if delta.kv_moved is not None:
+            self._on_kv_moved(generation.model, delta.kv_moved)
+        output = progress.take(delta)
+        tells = output.text or output.num_tokens or output.prompt or output.finish is not None
+        return output if tells else None
 
     def _raise_if_others_can(
         self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str], progress: _Progress
@@ -259,7 +258,7 @@ class GenerationRelay:
         return generation.fills_context and context is not None and known >= context.now
 
     def _unreachable_units(self) -> frozenset[str]:
-        endpoints = self._transports.unreachable()
+        endpoints = self._pool.unreachable()
         if not endpoints:
             return frozenset()
         return frozenset(u.report.unit_id for u in self._view.current.units if u.report.endpoint in endpoints)

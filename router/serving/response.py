@@ -46,6 +46,7 @@ def generations_of(
             generations.append(
                 Generation(
                     request_id=f"{request_id}-{choice}",
+                    choice=choice,
                     model=card.model,
                     prompt_token_ids=prompt.token_ids,
                     prompt_param=param,
@@ -79,26 +80,25 @@ def so_many_at_once(streams: Iterable[AsyncGenerator[T, None]], most: int) -> li
     return [in_turn(stream) for stream in streams]
 
 
-async def interleave(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Items with the index of their stream, as they come. The first error ends all; so does closing."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for item in only:
-                yield 0, item
-        return
-    arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
+def interleave(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Items as they come. The first error ends all; so does closing."""
+    return streams[0] if len(streams) == 1 else _interleaved(streams)
 
-    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
+
+async def _interleaved(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    arrived: asyncio.Queue[T | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
+
+    async def pump(stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream) as items:
                 async for item in items:
-                    await arrived.put((index, item))
+                    await arrived.put(item)
         except Exception as error:  # whatever it is, the reader raises it
             await arrived.put(error)
         else:
             await arrived.put(None)
 
-    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:
         running = len(tasks)
         while running:
@@ -116,13 +116,10 @@ async def interleave(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-IndexedOutputs = AsyncGenerator[tuple[int, Output], None]
-
-
 class GenerationResponse:
     def __init__(
         self,
-        outputs: IndexedOutputs,
+        outputs: AsyncGenerator[Output, None],
         format_: ReplyFormat,
         *,
         num_choices: int,
@@ -146,25 +143,25 @@ class GenerationResponse:
     async def document(self) -> bytes:
         choices = [Choice() for _ in range(self._num_choices)]
         async with aclosing(self._outputs) as outputs:
-            async for index, output in outputs:
-                self._count(index, output)
-                choices[index].add(output)
+            async for output in outputs:
+                self._count(output)
+                choices[output.choice].add(output)
         return self._format.document(choices, self._usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._outputs) as outputs:
-            async for index, output in outputs:
-                self._count(index, output)
-                events = self._format.events(index, output, self._usage() if self._continuous_usage else None)
+            async for output in outputs:
+                self._count(output)
+                events = self._format.events(output.choice, output, self._usage() if self._continuous_usage else None)
                 if events:
                     yield events
         if self._include_usage:
             yield self._format.usage_event(self._usage())
 
-    def _count(self, index: int, output: Output) -> None:
+    def _count(self, output: Output) -> None:
         self._completion_tokens += output.num_tokens
         self._reasoning_tokens += output.reasoning_tokens
-        if index % self._choices_per_prompt == 0:  # the others of a prompt find what this one has left
+        if output.choice % self._choices_per_prompt == 0:  # the others of a prompt find what this one has left
             self._cached_tokens += output.cached_tokens
 
     def _usage(self) -> Usage:

@@ -55,7 +55,9 @@ _GRANT_DELTAS = INITIAL_CREDIT // 2  # credit is returned in lumps: one frame pe
 
 
 class DeltaStream:
-    """Deltas of one request, in order."""
+    """Deltas of one request, in order, until one has `finish` set, and a Stall now and then while the unit makes no
+    progress. Whoever opened it closes it.
+    """
 
     def __init__(self, stream_id: int, connection: "FrameConnection") -> None:
         self.stream_id = stream_id
@@ -87,33 +89,42 @@ class DeltaStream:
         if not self.finished:
             self._arrive(error)
 
-    async def next(self) -> Delta | Stall:
+    def __aiter__(self) -> "DeltaStream":
+        return self
+
+    async def __anext__(self) -> Delta | Stall:
         """Raises:
         UnitLost: the connection broke before the stream's last Delta.
         """
         # no deadline: stalls are told, and `SilenceLimits` end the connection
-        while (item := await self._next_arrival()) is None:
-            if (stall := self._stall) is not None:
-                self._stall = None
-                return stall
-        if isinstance(item, UnitLost):
-            raise item
-        self._consumed += 1
-        if self._consumed == _GRANT_DELTAS and not self.finished:
-            self._connection.send(Credit(stream=self.stream_id, deltas=self._consumed))
-            self._consumed = 0
-        return item
+        while True:
+            while not self._arrived:
+                if self.finished:
+                    raise StopAsyncIteration
+                self._awaited = asyncio.get_running_loop().create_future()
+                await self._awaited
+            item = self._arrived.popleft()
+            if item is None:
+                if (stall := self._stall) is not None:
+                    self._stall = None
+                    return stall
+                continue
+            if isinstance(item, UnitLost):
+                raise item
+            self._consumed += 1
+            if self._consumed == _GRANT_DELTAS and not self.finished:
+                self._connection.send(Credit(stream=self.stream_id, deltas=self._consumed))
+                self._consumed = 0
+            return item
+
+    def close(self) -> None:
+        """Cancels the request unless its last Delta has arrived."""
+        self._connection.close_stream(self)
 
     def _arrive(self, item: Delta | UnitLost | None) -> None:
         self._arrived.append(item)
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_result(None)
-
-    async def _next_arrival(self) -> Delta | UnitLost | None:
-        while not self._arrived:
-            self._awaited = asyncio.get_running_loop().create_future()
-            await self._awaited
-        return self._arrived.popleft()
 
 
 class FrameConnection(asyncio.Protocol):
@@ -155,7 +166,6 @@ class FrameConnection(asyncio.Protocol):
         return stream
 
     def close_stream(self, stream: DeltaStream) -> None:
-        """Cancels the request unless its last Delta has arrived."""
         if self._streams.pop(stream.stream_id, None) is not None and not stream.finished:
             self.send(Cancel(stream=stream.stream_id))
 

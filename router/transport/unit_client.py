@@ -2,13 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from typing import Protocol
 
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest
-from pdmux_actor.serving.frames import Delta
-from router.transport.frame_connection import FrameConnection, SilenceLimits, Stall
+from router.transport.frame_connection import DeltaStream, FrameConnection, SilenceLimits
 from router.view import FleetView
 
 logger = logging.getLogger(__name__)
@@ -20,19 +17,6 @@ LAST_BACKOFF_S = 5.0
 
 class UnitUnreachable(UnitLost):
     """No request left the gateway: it is not to blame for the unit's state."""
-
-
-class UnitTransport(Protocol):
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta | Stall, None]:
-        """Deltas until one has `finish` set, and a Stall now and then while the unit makes no progress. Closing the
-        generator before that cancels the request on the unit.
-
-        Raises:
-            UnitUnreachable: the unit could not be connected to.
-            UnitLost: the unit went away or went silent.
-            StreamRefused: the unit does not let this gateway in.
-        """
-        ...
 
 
 class FrameStreamClient:
@@ -59,19 +43,18 @@ class FrameStreamClient:
     def idle(self) -> bool:
         return self._connecting is None and (self._connection is None or self._connection.num_streams == 0)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta | Stall, None]:
+    async def open(self, request: GenerateRequest) -> DeltaStream:
+        """Sends the request; to close the stream before its end cancels it on the unit.
+
+        Raises:
+            UnitUnreachable: the unit could not be connected to.
+            UnitLost: the unit went away or went silent.
+            StreamRefused: the unit does not let this gateway in.
+        """
         connection = self._connection
         if connection is None or connection.lost:
             connection = await self._connect_once()
-        stream = await connection.open_stream(request)
-        try:
-            while True:
-                delta = await stream.next()
-                yield delta
-                if isinstance(delta, Delta) and delta.finish is not None:
-                    return
-        finally:
-            connection.close_stream(stream)
+        return await connection.open_stream(request)
 
     async def close(self) -> None:
         if self._connecting is not None:
@@ -146,11 +129,12 @@ class UnitPool:
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
 
-    def transport(self, endpoint: str) -> UnitTransport:
+    async def open(self, endpoint: str, request: GenerateRequest) -> DeltaStream:
+        """Raises as `FrameStreamClient.open`."""
         client = self._clients.get(endpoint)
         if client is None:
             client = self._clients[endpoint] = FrameStreamClient(endpoint, self._token, self._silence)
-        return client
+        return await client.open(request)
 
     def unreachable(self) -> frozenset[str]:
         """Endpoints that could not be reached a moment ago, or whose units make no progress."""

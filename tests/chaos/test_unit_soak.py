@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,8 @@ async def ask(client: FrameStreamClient, number: int) -> None:
         sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0),
         slo=Slo(ttft_s=5.0, tbt_s=5.0),
     )
-    deltas = [item async for item in client.generate(request) if isinstance(item, Delta)]
+    with closing(await client.open(request)) as stream:
+        deltas = [item async for item in stream if isinstance(item, Delta)]
     assert deltas[-1].finish is FinishReason.LENGTH, deltas[-1]
     assert sum(len(delta.token_ids) for delta in deltas) == MAX_TOKENS
 

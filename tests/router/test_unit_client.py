@@ -1,6 +1,6 @@
 import asyncio
 import time
-from contextlib import aclosing
+from contextlib import closing
 
 import pytest
 from fake_unit import TOKEN, FakeUnit, eventually
@@ -37,7 +37,8 @@ async def client(unit):
 
 
 async def texts(client: FrameStreamClient, request: GenerateRequest) -> str:
-    return "".join([delta.text async for delta in client.generate(request) if isinstance(delta, Delta)])
+    with closing(await client.open(request)) as deltas:
+        return "".join([delta.text async for delta in deltas if isinstance(delta, Delta)])
 
 
 async def test_streams__many_at_once__share_one_connection(unit, client) -> None:
@@ -55,7 +56,7 @@ async def test_credit__long_answer__is_granted_as_it_is_read(unit, client) -> No
 
 
 async def test_credit__reader_pauses__unit_stops_sending(unit, client) -> None:
-    async with aclosing(client.generate(request_of(1000))) as deltas:
+    with closing(await client.open(request_of(1000))) as deltas:
         await anext(deltas)
         await asyncio.sleep(0.3)
         stream = client._connection._streams[0]
@@ -65,7 +66,7 @@ async def test_credit__reader_pauses__unit_stops_sending(unit, client) -> None:
 
 async def test_close__before_the_end__sends_cancel_and_only_then(unit, client) -> None:
     unit.token_gap_s = 0.01
-    async with aclosing(client.generate(request_of(500))) as deltas:
+    with closing(await client.open(request_of(500))) as deltas:
         await anext(deltas)
     await eventually(lambda: unit.cancelled == ["r.0"])
     unit.token_gap_s = 0
@@ -124,7 +125,7 @@ async def test_unit__silent__streams_are_told_of_the_stall_then_it_is_lost(unit,
     heard = []
 
     async def listen() -> None:
-        async for item in client.generate(request_of()):
+        async for item in await client.open(request_of()):
             heard.append(item)
             assert not client.reachable
 
@@ -137,7 +138,7 @@ async def test_unit__silent__streams_are_told_of_the_stall_then_it_is_lost(unit,
 
 async def test_unit__says_that_it_stalls__streams_are_told_and_go_on_when_it_comes_to_itself(unit, client) -> None:
     unit.token_gap_s = 0.02
-    answer = client.generate(request_of(20))
+    answer = await client.open(request_of(20))
     first = await anext(answer)
     unit.stalled = True
     async for item in answer:
