@@ -92,7 +92,7 @@ def fleet_on_screen(
                     yield running
                 supervisor.now_ending()
                 if supervisor.verdict is None:
-                    console.print("stopping")
+                    _last_words(console, "stopping")
 
 
 def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractContextManager[None]:
@@ -120,7 +120,12 @@ def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: Flee
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
-        console.print()
+        _last_words(console, "")
+
+
+def _last_words(console: Console, line: str) -> None:
+    with suppress(OSError):  # the terminal may be closed: that is how some fleets are stopped
+        console.print(line)
 
 
 def curl_line(url: str, model: str) -> str:

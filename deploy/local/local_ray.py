@@ -4,6 +4,7 @@ import atexit
 import logging
 import math
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -39,7 +40,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     session.mkdir()
     try:
         # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
-        with _start_errors(), chdir(session):
+        with _start_errors(), chdir(session), _deaf_to_hangups():
             ray.init(
                 address="local",
                 num_cpus=math.ceil(num_cpus) + _SPARE_CPUS,
@@ -100,6 +101,19 @@ def quiet_serve(is_verbose: bool) -> None:
     if not is_verbose:
         logging.getLogger(serve.__name__).setLevel(logging.CRITICAL)
         logging.getLogger("ray").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _deaf_to_hangups() -> Iterator[None]:
+    """What is started meanwhile, and what that starts, outlives the SIGHUP that a closed terminal sends to all that it
+    runs, as Ray sees to it for SIGINT: this process ends its cluster, and streams in it have their time. Other threads
+    of this process take a SIGHUP that comes meanwhile.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

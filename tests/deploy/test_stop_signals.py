@@ -1,12 +1,19 @@
 """What stops `muxfleet up` and `muxfleet demo`."""
 
+import errno
+import io
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from deploy.commands.fleet_screen import _terminable
+from deploy.commands.fleet_screen import _terminable, serve_until_interrupted
+from deploy.fleet_file.settings import parse_fleet_file
 
 
 @pytest.fixture
@@ -32,3 +39,30 @@ def test_terminable__hangup_ignored__goes_on(hangup: None) -> None:
 
     with _terminable():
         os.kill(os.getpid(), signal.SIGHUP)
+
+
+class Terminal(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closed = False
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, "Input/output error")  # as one that is gone does
+        return super().write(text)
+
+
+def test_serving__terminal_closed__ends_as_on_ctrl_c(hangup: None) -> None:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+    fleet = parse_fleet_file("models: [{id: m, source: x}]\npools: [{name: p, device: cpu}]", name="f", base=Path())
+    terminal = Terminal()
+
+    def close() -> None:
+        terminal.is_closed = True
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    threading.Timer(0.2, close).start()
+    with _terminable():
+        serve_until_interrupted(Console(file=terminal), SimpleNamespace(url="http://127.0.0.1:1"), fleet)
+
+    assert "serving at http://127.0.0.1:1" in terminal.getvalue()

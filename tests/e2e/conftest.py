@@ -8,7 +8,8 @@ from fleet_process import FleetProcess, running_fleet
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    with running_fleet(fleet_file(tmp_path_factory.mktemp("fleet"), proxy="python")) as process:
+    file = fleet_file(tmp_path_factory.mktemp("fleet"), proxy="python")
+    with running_fleet(file, stop=signal.SIGHUP) as process:
         yield process
 
 

@@ -175,9 +175,12 @@ class FleetProcess:
         self._fail(f"{running} sequences are running after {RUNNING_S:g} s, not {count}")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> int:
-        """Ctrl-C or SIGTERM; returns the exit code when nothing is left running."""
+        """Ctrl-C, SIGTERM or, with SIGHUP, a closed terminal, which tells all that it runs; returns the exit code when
+        nothing is left running.
+        """
         self.processes()
-        os.kill(self._process.pid, how)
+        tell = os.killpg if how is signal.SIGHUP else os.kill
+        tell(self._process.pid, how)
         try:
             code = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
