@@ -54,12 +54,6 @@ def files_of(source: str) -> frozenset[tuple[str, int]]:
         return frozenset()
 
 
-def is_shape_only(folder: Path) -> bool:
-    """A config.json and neither weights nor a tokenizer: enough to plan and to simulate with."""
-    beside = ("tokenizer*", "*.safetensors", "vocab.*")
-    return (folder / "config.json").is_file() and not any(next(folder.glob(p), None) for p in beside)
-
-
 def read_json(model: str, folder: Path, name: str) -> Mapping[str, Any]:
     """Raises ModelLoadError if the file is missing, unreadable or not a JSON object."""
     path = folder / name

@@ -1,5 +1,7 @@
 """A small byte-level tokenizer for random checkpoints: the same one every time, and it round-trips any UTF-8."""
 
+from pathlib import Path
+
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -42,6 +44,12 @@ SHAPE_ONLY_VOCABULARY = 512
 
 MOST_DEMO_IDS = 700
 """That `build_demo_tokenizer` makes; a model may have more, as those have whose vocabulary is padded."""
+
+
+def is_shape_only(folder: Path) -> bool:
+    """A config.json and neither weights nor a tokenizer: enough to plan and to simulate with."""
+    beside = ("tokenizer*", "*.safetensors", "vocab.*")
+    return (folder / "config.json").is_file() and not any(next(folder.glob(p), None) for p in beside)
 
 
 def build_demo_tokenizer(vocab_size: int) -> Tokenizer:

@@ -6,8 +6,8 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.models.checkpoint import is_shape_only, resolve_checkpoint
-from pdmux_actor.models.demo_tokenizer import SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
+from pdmux_actor.models.checkpoint import resolve_checkpoint
+from pdmux_actor.models.demo_tokenizer import SHAPE_ONLY_VOCABULARY, build_demo_tokenizer, is_shape_only
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.serving.detokenizer import Vocabulary
 

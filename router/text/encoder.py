@@ -1,22 +1,23 @@
-"""One model's tokenizer and chat template, in the process that works on text. Needs transformers, and no torch."""
-
-from __future__ import annotations
+"""One model's tokenizer and chat template, in the process that works on text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pdmux_actor.models.checkpoint import is_shape_only
-from pdmux_actor.models.demo_tokenizer import CHAT_TEMPLATE, SHAPE_ONLY_VOCABULARY, build_demo_tokenizer
-from pdmux_actor.models.gguf_files.hub_files import gguf_file
-from pdmux_actor.models.gguf_files.layout_folder import layout_folder
+from jinja2 import TemplateError
+
+from pdmux_actor.models.demo_tokenizer import (
+    CHAT_TEMPLATE,
+    SHAPE_ONLY_VOCABULARY,
+    build_demo_tokenizer,
+    is_shape_only,
+)
 from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
+from router.text.chat_template import ChatTemplate
+from router.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
 from router.text.reply_templates import TOOL_FIELD, needs_special_tokens, separates, template_for, without
 from router.text.tool_prompt import with_tools_told
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Arguments of transformers' `apply_chat_template`, and variables that are the gateway's to set.
 _OURS = frozenset(
@@ -45,23 +46,22 @@ class TemplateRefusal(Exception):
 
 
 class PromptEncoder:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        # A slow tokenizer has no backend; every architecture we serve has a fast one.
-        self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer
+    """Raises ValueError, jinja2.TemplateError: the chat template is none."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._backend = tokenizer.backend
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.characters_per_token = characters_per_token(self._backend)
-        variables = _read_variables(tokenizer) if tokenizer.chat_template else frozenset()
-        self.template_variables = _settable(variables) if tokenizer.chat_template else None
-        several = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
-        self._knows_tools = "tools" in variables or "tool_use" in several
-        own = getattr(tokenizer, "response_template", None)
-        template: dict[str, Any] = own or template_for(_chat_template(tokenizer))
+        templates = tokenizer.chat_template
+        self._template = ChatTemplate(templates, tokenizer.named_tokens) if templates else None
+        self.template_variables = None if self._template is None else _settable(self._template.variables)
+        said = "".join(map(str, templates.values())) if isinstance(templates, Mapping) else templates or ""
+        template = dict(tokenizer.response_template or template_for(said))
         self.response_template = template if separates(template) else None
         callless = without(template, (TOOL_FIELD,))
         self.callless_template = callless if separates(callless) else None
-        self.marks_are_special = needs_special_tokens(template, tokenizer.all_special_tokens)
-        self.call_marks = call_marks(template, tokenizer.all_special_tokens)
+        self.marks_are_special = needs_special_tokens(template, tokenizer.special_tokens)
+        self.call_marks = call_marks(template, tokenizer.special_tokens)
 
     def render_chat(
         self,
@@ -75,27 +75,23 @@ class PromptEncoder:
         """Raises:
         TemplateRefusal: the template says no, or these arguments make it fail.
         """
-        import jinja2  # not at the top: the template engine is transformers' and comes with it
-
-        arguments = {**template_arguments, "tokenize": False, "add_generation_prompt": add_generation_prompt}
-        if continue_final_message:
-            arguments["continue_final_message"] = True
-        told = [dict(message) for message in messages]
-        if not self._knows_tools and (tools or any("tool_calls" in message for message in messages)):
-            told = with_tools_told(messages, tools)
-        elif tools:
-            arguments["tools"] = list(tools)
+        if self._template is None:
+            raise TemplateRefusal("the model has none")
+        told = messages
+        if not self._template.knows_tools and (tools or any("tool_calls" in message for message in messages)):
+            told, tools = with_tools_told(messages, tools), ()
         try:
-            rendered = self._tokenizer.apply_chat_template(told, **arguments)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            # Behind this mark transformers tells the conversation: messages of errors reach logs.
-            raise TemplateRefusal(str(error).partition("Final message to continue:")[0]) from error
-        if not isinstance(rendered, str):
-            raise TemplateRefusal("it does not render text")
-        return rendered
+            return self._template.render(
+                told,
+                tools,
+                template_arguments,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise TemplateRefusal(str(error)) from error
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # The backend's own: the wrapper's would set truncation on it.
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -109,34 +105,24 @@ class PromptEncoder:
 
 
 def load_encoder(source: str, revision: str | None) -> PromptEncoder:
-    """Slow: imports transformers, reads files, may download. Raises whatever a broken tokenizer provokes."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes a second
+    """Loads as `load_chat_tokenizer`."""
+    if not Path(source).is_dir():
+        source = _layout_of_gguf(source, revision) or source
+    if is_shape_only(Path(source)):
+        demo = build_demo_tokenizer(SHAPE_ONLY_VOCABULARY)
+        return PromptEncoder(
+            ChatTokenizer(backend=demo, chat_template=CHAT_TEMPLATE, named_tokens={}, special_tokens=())
+        )
+    return PromptEncoder(load_chat_tokenizer(source, revision))
+
+
+def _layout_of_gguf(source: str, revision: str | None) -> str | None:
+    """None: it is no GGUF file. Its reader, and what talks to Hugging Face, take 20 MiB that a folder does not need."""
+    from pdmux_actor.models.gguf_files.hub_files import gguf_file
+    from pdmux_actor.models.gguf_files.layout_folder import layout_folder
 
     file = gguf_file(source, source, revision)
-    if file is not None:
-        source = str(layout_folder(source, file))
-    if is_shape_only(Path(source)):
-        tokenizer = build_demo_tokenizer(SHAPE_ONLY_VOCABULARY)
-        return PromptEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE))
-    return PromptEncoder(AutoTokenizer.from_pretrained(source, revision=revision))
-
-
-def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
-    template = tokenizer.chat_template
-    if isinstance(template, dict):  # several, by name
-        return "".join(map(str, template.values()))
-    return template or ""
-
-
-def _read_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """What the default template looks up in its context, without what transformers and the checkpoint set."""
-    from jinja2 import meta
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    template = tokenizer.get_chat_template()
-    environment = _compile_jinja_template(template).environment
-    read = meta.find_undeclared_variables(environment.parse(template))
-    return frozenset(read - set(environment.globals) - set(tokenizer.special_tokens_map))
+    return None if file is None else str(layout_folder(source, file))
 
 
 def _settable(variables: frozenset[str]) -> list[str]:

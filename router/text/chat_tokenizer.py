@@ -1,0 +1,166 @@
+"""A tokenizer as its files describe it: read without transformers where they say all, else through it.
+
+To import transformers takes a second and 46 MiB.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from pdmux_actor.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FILES = (
+    "additional_chat_templates/*",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+# Keys of a tokenizer_config.json that are read here, and those that change neither tokens nor templates.
+_READ = frozenset({*_NAMED, *_EXTRA, "added_tokens_decoder", "chat_template", "response_template", "tokenizer_class"})
+_INERT = frozenset(
+    {
+        "add_bos_token",  # transformers leaves both to tokenizer.json where there is one
+        "add_eos_token",
+        "backend",
+        "clean_up_tokenization_spaces",
+        "is_local",
+        "local_files_only",
+        "model_input_names",
+        "model_max_length",
+        "name_or_path",
+        "padding_side",
+        "processor_class",
+        "truncation_side",
+    }
+)
+_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+# Of these, whatever class is named, transformers makes another tokenizer of the file, or takes another file.
+_OTHERWISE = frozenset(
+    {
+        "hyperclovax_vision_v2",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "mistral3",
+        "mistral_large4",
+        "mixtral",
+        "pixtral",
+        "qwen2",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen4_exp",
+        "siglip2",
+        "voxtral",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTokenizer:
+    """`chat_template`: one, or several by name. `named_tokens` are special tokens by what templates call them,
+    `special_tokens` all of them.
+    """
+
+    backend: Tokenizer
+    chat_template: str | Mapping[str, str] | None
+    named_tokens: Mapping[str, str]
+    special_tokens: Sequence[str]
+    response_template: Mapping[str, Any] | None = None
+
+
+def load_chat_tokenizer(source: str, revision: str | None) -> ChatTokenizer:
+    """Slow: reads files, may download, may import transformers. Raises whatever a broken tokenizer provokes."""
+    folder = Path(source) if Path(source).is_dir() else _downloaded(source, revision)
+    read = None if folder is None else _read(folder)
+    return _by_transformers(source, revision) if read is None else read
+
+
+def _downloaded(source: str, revision: str | None) -> Path | None:
+    """None: it cannot be had; transformers says why."""
+    from pdmux_actor.models.hub_snapshot import downloaded  # with its HTTP client 12 MiB, which a folder does not need
+
+    try:
+        return downloaded(source, source, revision, _FILES)
+    except ModelLoadError:
+        return None
+
+
+def _read(folder: Path) -> ChatTokenizer | None:
+    """None: its files leave to transformers what to make of them."""
+    if not (folder / "tokenizer.json").is_file() or not (folder / "tokenizer_config.json").is_file():
+        return None
+    config = _json(folder / "tokenizer_config.json")
+    if config.get("tokenizer_class") not in _CLASSES or not config.keys() <= _READ | _INERT:
+        return None
+    model = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if model.get("model_type") in _OTHERWISE or "model_name" in model:
+        return None
+    legacy = ("special_tokens_map.json", "added_tokens.json")
+    if "added_tokens_decoder" not in config and any((folder / name).is_file() for name in legacy):
+        return None
+    named = {name: config[name] for name in _NAMED if config.get(name) is not None}
+    extra = next((config[name] for name in _EXTRA if config.get(name)), ())
+    added = {token["id"]: token for token in _json(folder / "tokenizer.json").get("added_tokens") or ()}
+    if not _holds(added.values(), [*named.values(), *extra], config.get("added_tokens_decoder") or {}):
+        return None
+    return ChatTokenizer(
+        backend=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        chat_template=_chat_template(folder, config.get("chat_template")),
+        named_tokens=named,
+        special_tokens=tuple(dict.fromkeys([*named.values(), *extra])),
+        response_template=config.get("response_template"),
+    )
+
+
+def _holds(
+    added: Collection[Mapping[str, Any]], special: Sequence[object], declared: Mapping[str, Mapping[str, Any]]
+) -> bool:
+    """Says whether tokenizer.json has all tokens that tokenizer_config.json declares, as it declares them: transformers
+    adds those that are missing.
+    """
+    known = {token["content"] for token in added if token["special"]}
+    by_id = {str(token["id"]): {name: value for name, value in token.items() if name != "id"} for token in added}
+    are_special = all(isinstance(token, str) and token in known for token in special)
+    return are_special and all(by_id.get(token_id) == token for token_id, token in declared.items())
+
+
+def _chat_template(folder: Path, configured: str | list[dict[str, str]] | None) -> str | Mapping[str, str] | None:
+    """Files come before what the config says."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    if not found:
+        if not isinstance(configured, list):
+            return configured
+        return {entry["name"]: entry["template"] for entry in configured}
+    return found["default"] if found.keys() == {"default"} else found
+
+
+def _by_transformers(source: str, revision: str | None) -> ChatTokenizer:
+    from transformers import AutoTokenizer
+
+    made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, revision=revision)
+    return ChatTokenizer(
+        backend=made.backend_tokenizer,  # a slow tokenizer has none; every architecture we serve has a fast one
+        chat_template=made.chat_template,
+        named_tokens=made.special_tokens_map,
+        special_tokens=made.all_special_tokens,
+        response_template=getattr(made, "response_template", None),
+    )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
