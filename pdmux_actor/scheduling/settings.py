@@ -32,6 +32,7 @@ class SchedulerSettings:
     layer_slicing: bool = True  # these three exist to be switched off, to see what each is worth
     query_sync: bool = True
     preempt_prefill: bool = True
+    any_prompt_preempts: bool = False  # of `muxwise`, which asks the first that waits alone; `mux` orders them first
     early_steps: bool = False  # the executor takes a decode step before the one in flight has ended (early_steps.py)
     decode_stretches: bool = True  # False: every decision looks at all queues and lanes; the decisions are the same
     decision_log_entries: int = 4096

@@ -141,6 +141,28 @@ def test_preemption__switched_off__never_happens():
     assert first_tokens(overtaking(settings=settings)) == ["long", "short"]
 
 
+def behind_a_waiting_long_one(policy="muxwise", **settings):
+    """A long prompt runs (81 ms on 2 SMs), another one waits (61 ms), and behind that a short one (3 ms)."""
+    events = [
+        (0.0, Arrival(make_request("long", prompt_tokens=400, max_tokens=1, ttft_s=2.0))),
+        (0.002, Arrival(make_request("waiting", prompt_tokens=300, max_tokens=1, ttft_s=2.0, first=2))),
+        (0.003, Arrival(make_request("short", prompt_tokens=10, max_tokens=1, ttft_s=0.05, first=3))),
+    ]
+    settings = replace(PLAIN, solo_slice_s=0.01, max_batch_tokens=400, **settings)
+    return VirtualEngine(events, policy=policy, quota_blocks=1200, settings=settings).run()
+
+
+def test_preemption__short_prompt_behind_a_waiting_one__waits_for_both_unless_any_prompt_preempts():
+    """A layer of the long one takes 81 / 4 ms. Behind both, the short one shares a batch with the second: 1 + 62 ms."""
+    first = behind_a_waiting_long_one()
+    any_prompt = behind_a_waiting_long_one(any_prompt_preempts=True)
+
+    assert first_tokens(first) == ["long", "waiting", "short"]
+    assert first.event_times_s == pytest.approx([0.081, 0.081 + 0.063, 0.081 + 0.063])
+    assert first_tokens(any_prompt) == ["short", "long", "waiting"]
+    assert any_prompt.event_times_s == pytest.approx([0.02025 + 0.003, 0.081 + 0.003, 0.081 + 0.003 + 0.061])
+
+
 def test_preemption__of_the_preempting_batch__does_not_happen():
     events = [
         (0.0, Arrival(make_request("long", prompt_tokens=400, max_tokens=1, ttft_s=3.0))),

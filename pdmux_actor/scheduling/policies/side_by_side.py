@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pdmux_actor.scheduling.batching import preview_chunks
 from pdmux_actor.scheduling.partition import least_decode_share
@@ -141,12 +142,17 @@ class SideBySide:
 
     def _next_slice(self, state: UnitState, model: str, sms: int, slice_s: float, now_s: float) -> _Slice:
         """N_PL layers: a slice of about `slice_s`. Of an urgent prompt instead, if it may preempt the batch."""
-        urgent = preempting_model(state, now_s, sms)
+        any_prompt = state.settings.any_prompt_preempts and not self._paced
+        urgent = preempting_prompt(state, now_s, sms, any_prompt=any_prompt)
         batch = None if urgent is not None else state.batch
-        model = urgent if urgent is not None else model
+        model = urgent.model if urgent is not None else model
         queue = state.queues[model]
         num_layers = queue.info.spec.num_layers
         prompts = prompts_worth_batching(state, model, sms) if self._paced and batch is None else None
+        if urgent is not None and urgent.sequence is not head_sequence(queue):
+            queue.set_precedence(urgent.sequence, Precedence.FIRST)
+            state.forget_heads()
+            prompts = 1  # those that it overtakes have no place in its batch
         shapes = batch.shapes if batch is not None else _next_shapes(state, model)[:prompts]
         whole_s = whole_prefill_s(state, model, shapes, sms)
         left = num_layers if batch is None else batch.layers_left
@@ -224,12 +230,18 @@ def layers_within(decode_s: float, prefill_s: float, num_layers: int) -> int:
     return max(1, min(longest, layers_per_slice(decode_s, prefill_s, num_layers)))
 
 
-def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
-    """A model whose next prompt would miss its TTFT behind the batch, makes it before, and lets the batch make its own.
+class UrgentPrompt(NamedTuple):
+    model: str
+    sequence: TokenSequence
+
+
+def preempting_prompt(state: UnitState, now_s: float, sms: int, *, any_prompt: bool = False) -> UrgentPrompt | None:
+    """A model's next prompt that would miss its TTFT behind the batch, makes it before and lets the batch make its own.
 
     A batch that will not make its own in any case has nothing to lose, and one that costs more requests their first
     token than it has itself goes behind them; one that gives way does so to any prompt. Not recursive: a batch that has
-    preempted is not preempted itself. Of several such prompts the most urgent.
+    preempted is not preempted itself. Of several such prompts the most urgent. `any_prompt`: not only those that are
+    next, but all that wait (MuxWise §3.4.2 speaks of a batch that arrives).
     """
     batch = state.batch
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
@@ -238,22 +250,40 @@ def preempting_model(state: UnitState, now_s: float, sms: int) -> str | None:
     batch_slack_s = batch.first_token_due_s - now_s
     keeps_its_own = remaining_s <= batch_slack_s and not batch.is_put_back
     chosen, chosen_slack_s = None, float("inf")
-    for model in state.prefillable_models():
-        queue = state.queues[model]
-        head = head_sequence(queue)
-        if head.gives_way:
+    for queue, prompt in _all_prompts(state) if any_prompt else _next_prompts(state):
+        if prompt.gives_way:
             continue
-        prefill_s = whole_prefill_s(state, model, [queue.chunk_shape(head)], sms)
-        slack_s = head.first_token_due_s - now_s
+        prefill_s = whole_prefill_s(state, queue.model, [queue.chunk_shape(prompt)], sms)
+        slack_s = prompt.first_token_due_s - now_s
         would_miss = remaining_s + prefill_s > slack_s >= prefill_s
-        can_make_it = head.precedence is Precedence.FIRST or slack_s >= prefill_s
-        goes_before = batch.is_put_back and head.precedence is not Precedence.LATE and can_make_it
+        can_make_it = prompt.precedence is Precedence.FIRST or slack_s >= prefill_s
+        goes_before = batch.is_put_back and prompt.precedence is not Precedence.LATE and can_make_it
         # What preempts cannot be preempted itself: a long prompt would hold up those for which the batch made way.
         is_bearable = remaining_s + prefill_s <= batch_slack_s if keeps_its_own else 2 * prefill_s <= remaining_s
         may_preempt = batch.gives_way or ((would_miss or goes_before) and is_bearable)
         if may_preempt and slack_s < chosen_slack_s:
-            chosen, chosen_slack_s = model, slack_s
+            chosen, chosen_slack_s = UrgentPrompt(queue.model, prompt), slack_s
     return chosen
+
+
+def _next_prompts(state: UnitState) -> list[tuple[ModelQueue, TokenSequence]]:
+    queues = [state.queues[model] for model in state.prefillable_models()]
+    return [(queue, head_sequence(queue)) for queue in queues]
+
+
+def _all_prompts(state: UnitState) -> list[tuple[ModelQueue, TokenSequence]]:
+    """Those that KV admits now; of a model with a prompt that has been begun that one alone, which goes on first."""
+    prompts = [pair for pair in _next_prompts(state) if pair[1].status is not SequenceStatus.WAITING]
+    for queue in state.queues.values():
+        if queue.partial or queue.removing:
+            continue
+        places = queue.places(state.settings.max_running_sequences)
+        prompts += [
+            (queue, prompt)
+            for prompt in queue.waiting
+            if queue.admits(prompt, max_resident=places, watermark=state.settings.kv_watermark)
+        ]
+    return prompts
 
 
 def prompts_worth_batching(state: UnitState, model: str, sms: int) -> int:
