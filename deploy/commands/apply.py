@@ -1,7 +1,6 @@
 """muxfleet apply"""
 
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,7 @@ from deploy.environment import export_environment, ray_address, running_fleets_f
 from deploy.errors import ChangeNotReady, FleetStartError, RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.local.ray_environment import joining_environment
-from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied, sole_change
+from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
 from deploy.local.start_checks import check_cluster_answers
 
 if TYPE_CHECKING:
@@ -50,9 +49,10 @@ def apply(
 
     with joined_ray(address, is_verbose=False):
         from deploy.serve.serve_fleet import ServeFleet
+        from deploy.serve.sole_change import sole_change
 
         running = ServeFleet(fleet)
-        with nullcontext() if found is None else sole_change(running_fleets_folder(), found):
+        with sole_change(fleet.name):
             change = running.change()
             _show(console, change)
             if change.restarts and not restart and not dry_run:

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from filelock import FileLock, Timeout
 
-from deploy.errors import FleetChanging, FleetUnreachable
+from deploy.errors import FleetUnreachable
 from deploy.owner_file import replace_for_owner
-
-_LOCKED_S = 30.0  # a change that Serve takes is given it within seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,28 +37,11 @@ def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
         yield
     finally:
         file.unlink(missing_ok=True)
-        _changing(folder, fleet.pid).unlink(missing_ok=True)
 
 
 def keep_applied(folder: Path, fleet: RunningFleet, fleet_file: str) -> None:
     """Keeps what `muxfleet apply` made of a fleet."""
     replace_for_owner(_applied(folder, fleet.pid, fleet.started_s), fleet_file.encode())
-
-
-@contextmanager
-def sole_change(folder: Path, fleet: RunningFleet) -> Iterator[None]:
-    """Keeps others from changing the fleet between the judging of a change and its making: what somebody agreed to is
-    what is made.
-
-    Raises FleetChanging.
-    """
-    lock = FileLock(_changing(folder, fleet.pid), timeout=_LOCKED_S, mode=0o600)
-    try:
-        held = lock.acquire()
-    except Timeout as error:
-        raise FleetChanging(name=fleet.name, waited_s=_LOCKED_S) from error
-    with held:
-        yield
 
 
 def take_applied(folder: Path) -> str | None:
@@ -81,10 +61,6 @@ def _applied(folder: Path, pid: int, started_s: float) -> Path:
     return folder / f"{pid}-{started_s:.0f}.applied"
 
 
-def _changing(folder: Path, pid: int) -> Path:
-    return folder / f"{pid}.changing"
-
-
 def running_fleets(folder: Path) -> Sequence[RunningFleet]:
     """Returns the fleets whose process is alive; what others left behind is removed."""
     found = []
@@ -97,7 +73,6 @@ def running_fleets(folder: Path) -> Sequence[RunningFleet]:
             found.append(fleet)
         else:
             file.unlink(missing_ok=True)
-            _changing(folder, fleet.pid).unlink(missing_ok=True)
     return found
 
 

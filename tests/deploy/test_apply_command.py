@@ -1,7 +1,6 @@
 """muxfleet apply, without a cluster."""
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from deploy.cli import main
 from deploy.errors import FleetStartError
 from deploy.fleet_file.settings import FleetFile
-from deploy.local.running_fleets import RunningFleet, announced, sole_change, take_applied, this_process_started_s
+from deploy.local.running_fleets import RunningFleet, announced, take_applied, this_process_started_s
 from deploy.serve.fleet_change import FleetChange
 
 FILE = "name: mine\nmodels: [{id: a, source: org/a, slo: {ttft_s: 7.0}}]\n"
@@ -45,6 +44,11 @@ class FleetWhoseModelsStayAway:
 
 
 @contextmanager
+def alone(fleet: str) -> Iterator[None]:
+    yield
+
+
+@contextmanager
 def no_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
     yield
 
@@ -57,6 +61,7 @@ def fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("deploy.commands.apply.export_environment", lambda variables: None)
     monkeypatch.setattr("deploy.local.local_ray.joined_ray", no_ray)
     monkeypatch.setattr("deploy.serve.serve_fleet.ServeFleet", FleetWhoseModelsStayAway)
+    monkeypatch.setattr("deploy.serve.sole_change.sole_change", alone)
     return tmp_path / "muxfleet" / "fleets"
 
 
@@ -82,45 +87,34 @@ def run(*arguments: str) -> object:
     return ended.value.code
 
 
-def test_apply__two_at_once__the_second_judges_what_the_first_has_made(
+def test_apply__cluster_at_ray_address__judges_and_makes_the_change_while_no_other_can(
     fleets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it might restart what nobody said it may: what the first has changed meanwhile."""
+    """Else it might restart what nobody said it may: what another has changed meanwhile."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FILE)
     events: list[str] = []
-    second = threading.Thread(target=run, args=("apply", str(file)))
+
+    @contextmanager
+    def alone(fleet: str) -> Iterator[None]:
+        events.append(f"alone with {fleet}")
+        yield
+        events.append("no more")
 
     class RecordedFleet(FleetWhoseModelsStayAway):
         def change(self) -> FleetChange:
             events.append("judged")
-            if len(events) == 1:
-                second.start()
-                second.join(timeout=0.5)  # it must not get further meanwhile, and does where nothing holds it
             return super().change()
 
         def deploy(self) -> None:
             events.append("made")
 
         def wait_until_ready(self, **_: object) -> None:
-            pass
+            events.append("waited")
 
+    monkeypatch.setattr("deploy.serve.sole_change.sole_change", alone)
     monkeypatch.setattr("deploy.serve.serve_fleet.ServeFleet", RecordedFleet)
-    with announced(fleets, running_here()):
-        assert not run("apply", str(file))
-        second.join(timeout=30)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
 
-    assert events == ["judged", "made", "judged", "made"]
-
-
-def test_apply__another_changes_the_fleet_for_long__is_told(
-    fleets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "fleet.yaml"
-    file.write_text(FILE)
-    monkeypatch.setattr("deploy.local.running_fleets._LOCKED_S", 0.01)
-
-    with announced(fleets, running_here()), sole_change(fleets, running_here()):
-        assert run("apply", str(file)) == 1
-
-    assert "nothing was applied: another `muxfleet apply` has been changing the fleet 'mine'" in capsys.readouterr().err
+    assert not run("apply", str(file))
+    assert events == ["alone with mine", "judged", "made", "no more", "waited"]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -53,6 +55,42 @@ def test_sockets__gateway_on_loopback__none_is_reached_from_elsewhere(fleet: Fle
 
 def test_session_folder__any_fleet__is_its_owners_only(fleet: FleetProcess) -> None:
     assert fleet.session_folder().stat().st_mode & 0o777 == 0o700
+
+
+CHANGE_IT = """
+import sys, time
+from deploy.commands.joined_fleet import joined_fleet
+from deploy.errors import FleetChanging
+with joined_fleet(None):
+    from deploy.serve import sole_change
+    for sole_change._WAIT_S in (0.5, 60.0):
+        try:
+            with sole_change.sole_change("demo"):
+                print("alone", flush=True)
+                sys.stdin.readline()
+                break
+        except FleetChanging as error:
+            print(error, flush=True)
+"""
+
+
+def test_change__another_is_being_made__waits_for_it_or_for_the_end_of_its_process(fleet: FleetProcess) -> None:
+    def changing() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CHANGE_IT]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with changing() as one, changing() as other:
+        assert one.stdout is not None
+        assert other.stdout is not None
+        first, second = (process.stdout.readline() for process in (one, other))
+        holder, waits = (one, other) if first == "alone\n" else (other, one)
+        holder.kill()
+        last = waits.stdout.readline()
+        waits.communicate("")
+
+    assert sorted([first, second])[0] == "alone\n"
+    assert "nothing was applied: another `muxfleet apply` has been changing the fleet" in first + second
+    assert (last, waits.returncode) == ("alone\n", 0)
 
 
 def test_models__all_three__are_ready_on_one_unit(fleet: FleetProcess, client: openai.OpenAI) -> None:
