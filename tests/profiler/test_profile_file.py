@@ -1,4 +1,5 @@
 import math
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from profiler.partition_rates import PartitionRate
 from profiler.probe import LaunchShape
 from profiler.profile import ModelProfile, Profile
 from profiler.profile_file import read_profile, write_profile
+from profiler.specs import DeviceSpec
 
 DECODE = LaunchShape(sms=32, sequences=16, depth=128)
 PREFILL = LaunchShape(sms=100, prompts=1, new_tokens=1024)
@@ -153,7 +155,7 @@ def test_guard_file__written_and_read__says_the_same(tmp_path: Path) -> None:
     write_guard(learned_guard(CELL, 1.7), tmp_path / "guard.json", H100)
 
     assert read_guard_grid(tmp_path / "guard.json", H100) == {CELL: 1.7}
-    assert [file.name for file in tmp_path.iterdir()] == ["guard.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".guard.json.lock", "guard.json"]
 
 
 def test_guard_file__of_another_device__is_no_use(tmp_path: Path) -> None:
@@ -177,6 +179,26 @@ def test_guard_file__two_engines__each_keeps_what_the_other_learned(tmp_path: Pa
     write_guard(learned_guard(CELL, 1.4), tmp_path / "guard.json", H100)
 
     assert read_guard_grid(tmp_path / "guard.json", H100) == {CELL: 1.4, CELL.on(64): 1.2}
+
+
+def test_guard_file__two_engines_end_at_once__neither_writes_over_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "guard.json"
+    second = threading.Thread(target=write_guard, args=(learned_guard(CELL.on(64), 1.2), file, H100))
+
+    def read_while_the_other_ends(path: Path, device: DeviceSpec) -> dict[GuardCell, float]:
+        grid = read_guard_grid(path, device)
+        monkeypatch.undo()
+        second.start()
+        second.join(timeout=0.5)  # it must not get further meanwhile, and does where nothing holds it
+        return grid
+
+    monkeypatch.setattr("profiler.guard_file.read_guard_grid", read_while_the_other_ends)
+    write_guard(learned_guard(CELL, 1.7), file, H100)
+    second.join(timeout=60)
+
+    assert read_guard_grid(file, H100) == {CELL: 1.7, CELL.on(64): 1.2}
 
 
 @pytest.mark.parametrize(
