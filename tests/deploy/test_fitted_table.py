@@ -2,6 +2,7 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
 from deploy.commands.fleet_tables import short_names
@@ -52,6 +53,27 @@ def test_table__very_long_names__are_shortened_in_the_middle_only() -> None:
     assert "organisation/" in lines[1]
     assert "long-Instruct" in lines[1]
     assert "\n".join(lines).count("12345 ms") == 24
+
+
+def test_table__cells_like_markup__are_shown_as_they_are() -> None:
+    table = table_of(1, name="[red]:star:", cell="runs[1].jsonl")
+
+    assert "[red]:star:  runs[1].jsonl" in drawn(table, 80)[1]
+
+
+@pytest.mark.parametrize("width", [60, 160])
+def test_table__any_width__is_laid_out_as_richs_tables(width: int) -> None:
+    table, like = FittedTable(keys=1), Table(box=None, pad_edge=False)
+    for title, justify in (("unit", "left"), ("模型", "left"), ("load", "right")):
+        table.add_column(title, justify=justify)
+        like.add_column(title, justify=justify)
+    for cells in (("pool/0", "a", "12 %"), ("", "模型二", "3 %")):
+        table.add_row(*cells, style="dim")
+        like.add_row(*cells)
+
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(like)
+    assert drawn(table, width) == console.file.getvalue().splitlines()
 
 
 def test_table__part_that_says_nothing_of_a_row__leaves_it_out() -> None:
