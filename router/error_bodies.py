@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from router import errors
 from router.admission.admission import MAX_RETRY_AFTER_S
+from router.foreign_names import in_names_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,10 @@ def shape_of(error: errors.RouterError) -> ErrorShape:
 
 
 def error_body(error: errors.RouterError, path: str = "") -> dict[str, Any]:
-    """The body, in the shape of the API that `path` belongs to."""
+    """The body, in the shape of the API that `path` belongs to, and in its names."""
     shape = shape_of(error)
-    return _body(error.message, shape, error.param, error.code or shape.code, path)
+    message, param = in_names_of(path, error.message, error.param)
+    return _body(message, shape, param, error.code or shape.code, path)
 
 
 def internal_error_body(request_id: str, path: str = "") -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A body of Anthropic's Messages API as the chat request that it means."""
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,8 +19,6 @@ from router.anthropic.messages_body import (
 from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.chat import MAX_MESSAGES, ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, decoded, message
-
-_NAMES: Mapping[str, str] = MappingProxyType({"stop": "stop_sequences", "reasoning_effort": "output_config.effort"})
 
 
 def read_messages_body(body: bytes) -> MessagesBody:
@@ -60,7 +57,7 @@ def chat_of_messages(body: MessagesBody) -> ChatCompletionRequest:
         "continue_final_message": _goes_on(messages, thinks=thinks) or None,
         "response_format": form and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}},
     }
-    return chat_request(parameters, messages, names=_NAMES)
+    return chat_request(parameters, messages)
 
 
 def _goes_on(messages: list[ChatMessage], *, thinks: bool) -> bool:

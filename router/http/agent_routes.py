@@ -26,7 +26,7 @@ from router.serving.gateway import Gateway
 from router.serving.response import GenerationResponse
 
 _MESSAGES = EventStyle(done=b"", path="/v1/messages", names_errors=True)
-_RESPONSES = EventStyle(done=b"", names_errors=True)
+_RESPONSES = EventStyle(done=b"", path="/v1/responses", names_errors=True)
 AGENT_BODIES: Sequence[type[msgspec.Struct]] = (MessagesBody, ResponsesBody)
 
 

@@ -1,7 +1,7 @@
 """Bodies of other APIs on their way to a chat request."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,13 +32,8 @@ def decoded(body: bytes, kind: type[BodyT]) -> BodyT:
         raise InvalidRequest(message_, code="invalid_json") from error
 
 
-def chat_request(
-    parameters: dict[str, Any], messages: Sequence[ChatMessage], *, names: Mapping[str, str]
-) -> ChatCompletionRequest:
-    """Parameters that are None were not sent. `names`: what the other API calls them, where that is something else.
-
-    Raises InvalidRequest.
-    """
+def chat_request(parameters: dict[str, Any], messages: Sequence[ChatMessage]) -> ChatCompletionRequest:
+    """Parameters that are None were not sent. Raises InvalidRequest, in the chat's names."""
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"The request has {len(messages)} messages; it may have {MAX_MESSAGES}.", param="messages")
     known = {name: value for name, value in parameters.items() if value is not None}
@@ -46,12 +41,7 @@ def chat_request(
     try:
         request = ChatCompletionRequest.model_validate(document)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
-        for detail in details:
-            first, *rest = detail["loc"]
-            detail["loc"] = (names.get(str(first), first), *rest)
-        sent = {names.get(name, name): value for name, value in document.items()}
-        raise invalid(sent, details, ()) from error
+        raise invalid(document, error.errors(include_url=False, include_context=False), ()) from error
     return request.model_copy(update={"messages": list(messages)})
 
 

@@ -1,17 +1,12 @@
 """A body of the Responses API as the chat request that it means."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from router.errors import UnsupportedParameter
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, message
 from router.responses.responses_body import InputItem, InputPart, NamedTool, ResponsesBody, ResponseTool
-
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
-)
 
 
 def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> ChatCompletionRequest:
@@ -39,7 +34,7 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "service_tier": body.service_tier,
     }
     before = [message("system", body.instructions)] if body.instructions else []
-    return chat_request(parameters, [*before, *history, *messages_of(body)], names=_NAMES)
+    return chat_request(parameters, [*before, *history, *messages_of(body)])
 
 
 def messages_of(body: ResponsesBody) -> list[ChatMessage]:

@@ -210,6 +210,19 @@ async def test_count_tokens__any_body__is_what_the_message_takes(talk) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error", "tools[0].type"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no 'tools'"),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, 400, "invalid_request_error", "'tools[0].name'"),
+        (
+            {"tools": [{**WEATHER, "input_schema": {"not": {}}, "strict": True}]},
+            400,
+            "invalid_request_error",
+            "'tools[0].input_schema.not'",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"properties": {"a": 1}}}}},
+            400,
+            "invalid_request_error",
+            "'output_config.format.schema.properties.a'",
+        ),
     ],
 )
 async def test_message__refused__in_anthropics_shape(talk, body, status, kind, says) -> None:

@@ -198,6 +198,26 @@ async def test_response__tools_that_openai_runs__are_left_out(talk) -> None:
         ({"max_output_token": 3}, "max_output_token", "did you mean max_output_tokens?"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "Input should be"),
         ({"max_output_tokens": 0}, "max_output_tokens", "'max_output_tokens'"),
+        ({"max_output_tokens": 2.5}, "max_output_tokens", "'max_output_tokens'"),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name", "'tools[0].name'"),
+        (
+            {"tools": [{**WEATHER, "parameters": {"not": {}}, "strict": True}]},
+            "tools[0].parameters.not",
+            "'tools[0].parameters.not'",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n" * 65, "schema": {}}}},
+            "text.format.name",
+            "'text.format.name'",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {"not": {}}, "strict": True}}},
+            "text.format.schema.not",
+            "'text.format.schema.not'",
+        ),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "leave text.format out"),
+        ({"input": "x" * 100_000}, "input", "reduce the length of the input"),
+        ({"input": "x" * 100_000, "stream": True}, "input", "reduce the length of the input"),
     ],
 )
 async def test_response__refused__names_the_field(talk, body, param, says) -> None:
