@@ -6,7 +6,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason, SampledToken, TokenEvent
 from pdmux_actor.scheduling.answers import Answers, FirstTokens
-from pdmux_actor.scheduling.form_bans import bans_all_of_form
+from pdmux_actor.scheduling.banned_tokens import ban_of_all
 from pdmux_actor.scheduling.launch import (
     Chunk,
     DecodeStep,
@@ -143,9 +143,10 @@ class LaunchResults:
                 self._answers.release(sequence)
             return
         if place in done.sequence_errors:
-            if bans_all_of_form(sequence, queue.info.spec.vocab_size):  # that no logit is left is the request's fault
-                error = f"at output token {sequence.num_output_tokens + 1} it bans every token that the form allows"
-                return self._answers.end(sequence, FinishReason.ERROR, error, "bad_words")
+            ban = ban_of_all(sequence, queue.info.spec.vocab_size, queue.info.eos_token_ids)
+            if ban is not None:  # that no logit is left is the request's fault
+                param, error = ban
+                return self._answers.end(sequence, FinishReason.ERROR, error, param)
             return self._answers.end(sequence, FinishReason.ERROR, done.sequence_errors[place])
         tokens, finish = append_tokens(sequence, sampled, queue.info.eos_token_ids, queue.max_len)
         queue.note_longer()

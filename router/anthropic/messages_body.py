@@ -73,7 +73,7 @@ class OutputSettings(msgspec.Struct):
 class MessagesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     messages: list[TurnOfMessages]
-    max_tokens: int | None = None
+    max_tokens: int | float | None = None  # JSON Schema's integers: 16.0 is one
     system: str | list[TextBlock] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None

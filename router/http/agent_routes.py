@@ -67,7 +67,7 @@ def _add_messages(app: FastAPI, gateway: Gateway) -> None:
     async def _message(request: ChatCompletionRequest, caller: Caller) -> GenerationResponse:
         with_thinking = request.include_reasoning is not False
         return await gateway.chat(
-            request, caller, lambda model: MessagesReply(new_head("msg", model), with_thinking=with_thinking)
+            request, caller, lambda model: MessagesReply(new_head("msg_", model), with_thinking=with_thinking)
         )
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from router.errors import InvalidRequest, UnsupportedParameter
-from router.openai.chat import unsupported_part
+from router.openai.chat import unsupported_kind
 from router.openai.large_body import parameters_and_prompt
 from router.openai.nearest_name import did_you_mean
 from router.openai.parameters import UNIMPLEMENTED
@@ -52,9 +52,10 @@ def invalid(document: dict[str, Any], details: Sequence[ErrorDetails], known: It
     if field in UNIMPLEMENTED:
         return UnsupportedParameter(f"{field!r} with this value is not implemented; leave it out.", param=field)
     param = _param(document, first)
-    part = next((d for d in details if _is_part_type(d)), None)
-    if part is not None:
-        return unsupported_part(_param(document, part).removesuffix(".type"))
+    other = next((d for d in details if _is_of_other_kind(d)), None)
+    if other is not None:
+        place = _param(document, other)
+        return unsupported_kind(place if field == "tools" else place.removesuffix(".type"))
     if first["type"] == "missing":
         message = f"Missing required parameter: {param!r}."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
@@ -68,10 +69,12 @@ def invalid(document: dict[str, Any], details: Sequence[ErrorDetails], known: It
     return InvalidRequest(message, param=param, code=code)
 
 
-def _is_part_type(detail: ErrorDetails) -> bool:
-    """The type of a content part is another than text."""
+def _is_of_other_kind(detail: ErrorDetails) -> bool:
+    """The type of a content part is another than text, that of a tool or a call another than function."""
     location = detail["loc"]
-    return location[0] == "messages" and location[-1] == "type" and detail["type"] == "literal_error"
+    if location[0] == "messages" and detail["type"] == "union_tag_invalid":
+        return True
+    return location[0] in ("messages", "tools") and location[-1] == "type" and detail["type"] == "literal_error"
 
 
 def _param(document: object, detail: ErrorDetails) -> str:

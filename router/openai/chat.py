@@ -31,8 +31,25 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class TextPart(RequestPart):
+    """`prompt_cache_breakpoint` is without effect: any prefix is cached."""
+
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class RefusalPart(RequestPart):
+    """What the assistant said, as OpenAI's own models say no."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class CalledFunction(RequestPart):
@@ -54,7 +71,7 @@ class AssistantToolCall(RequestPart):
 
 class ChatMessage(RequestPart):
     role: Role
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS, fail_fast=True)] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_CONTENT_PARTS, fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[AssistantToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
@@ -196,7 +213,12 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
         return tool_use(self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
 
 
-def unsupported_part(param: str) -> UnsupportedParameter:
-    """Builds the error for a content part that is no text: an image, audio, a file."""
-    message = f"{param!r} is not text: this API takes content parts of type 'text' only; leave it out."
+def unsupported_kind(param: str) -> UnsupportedParameter:
+    """Builds the error for a content part that is no text (an image, audio, a file), or a tool, or a call of one, that
+    is no function.
+    """
+    if "tool" in param:
+        message = f"{param!r} is no function: this API takes tools, and calls of them, of type 'function' only."
+    else:
+        message = f"{param!r} is not text: this API takes content parts of type 'text' only; leave it out."
     return UnsupportedParameter(message, param=param)

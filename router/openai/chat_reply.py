@@ -129,7 +129,7 @@ class ChatReply:
 
 def chat_reply(request: ChatCompletionRequest, caller: Caller, prompt_token_ids: Sequence[int]) -> ChatReply:
     return ChatReply(
-        new_head("chatcmpl", request.model, service_tier=caller.service_tier if request.service_tier else None),
+        new_head("chatcmpl-", request.model, service_tier=caller.service_tier if request.service_tier else None),
         with_logprobs=request.asked_logprobs is not None,
         usage_is_asked=request.include_usage,
         with_reasoning=request.include_reasoning is not False,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import ValidationError
 
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.body import invalid
 from router.openai.chat import MAX_MESSAGES, AssistantToolCall, CalledFunction, ChatCompletionRequest, ChatMessage, Role
 from router.openai.nearest_name import did_you_mean
@@ -16,6 +16,7 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`", re.DOTALL)
+_OTHER_KIND = re.compile(r"Invalid (?:enum )?value '(\w*)'")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$", re.DOTALL)
 
 
@@ -81,4 +82,8 @@ def _refusal(reason: str, kind: type[msgspec.Struct]) -> InvalidRequest:
         message_ = f"Missing required parameter: {where!r}."
         return InvalidRequest(message_, param=where, code="missing_required_parameter")
     said = _PLACE.sub("", reason)[:200]
+    other = _OTHER_KIND.match(said)
+    if other is not None and param.endswith(".type"):
+        what = f"{param!r}: {other.group(1)!r} is not implemented; leave it out."
+        return UnsupportedParameter(what, param=param)
     return InvalidRequest(f"Invalid value for {param!r}: {said}.", param=param or None, code="invalid_type")

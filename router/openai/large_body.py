@@ -21,7 +21,7 @@ from router.openai.chat import (
     AssistantToolCall,
     CalledFunction,
     ChatMessage,
-    unsupported_part,
+    unsupported_kind,
 )
 from router.openai.nearest_name import did_you_mean
 
@@ -40,6 +40,11 @@ ValueT = TypeVar("ValueT")
 
 class _Part(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True, gc=False):
     text: str
+    prompt_cache_breakpoint: msgspec.Raw = _NOTHING
+
+
+class _Refusal(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True, gc=False):
+    refusal: str
 
 
 class _Function(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -57,7 +62,7 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[_Part] | None = None
+    content: str | list[_Part | _Refusal] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[_Call] | None = None
@@ -148,7 +153,7 @@ def _message(index: int, message: _Message) -> ChatMessage:
     content = message.content
     return ChatMessage.model_construct(
         role=message.role,
-        content="".join([part.text for part in content]) if isinstance(content, list) else content,
+        content="".join(map(_text, content)) if isinstance(content, list) else content,
         name=message.name,
         tool_call_id=message.tool_call_id,
         tool_calls=None if message.tool_calls is None else [_call(call) for call in message.tool_calls],
@@ -156,6 +161,10 @@ def _message(index: int, message: _Message) -> ChatMessage:
         reasoning_content=message.reasoning_content,
         reasoning=message.reasoning,
     )
+
+
+def _text(part: _Part | _Refusal) -> str:
+    return part.text if isinstance(part, _Part) else part.refusal
 
 
 def _call(call: _Call) -> AssistantToolCall:
@@ -215,7 +224,7 @@ def _refuse(field: str, reason: str, error: Exception) -> NoReturn:
     place = _PLACE.search(reason)
     path = place.group(1) if place is not None else ""
     if path.endswith(".type"):
-        raise unsupported_part(field + path.removesuffix(".type")) from error
+        raise unsupported_kind(field + path.removesuffix(".type")) from error
     param = (field + path)[:200]
     missing = "missing required field" in reason
     raise InvalidRequest(

@@ -85,7 +85,8 @@ class ReplyHead:
 
 
 def new_head(prefix: str, model: str, *, service_tier: str | None = None) -> ReplyHead:
-    reply_id = f"{prefix}-{uuid.uuid4().hex}"
+    """`prefix`: clients tell by it, as the API has it, whose answers these are."""
+    reply_id = f"{prefix}{uuid.uuid4().hex}"
     return ReplyHead(reply_id=reply_id, model=model, created_s=int(time.time()), service_tier=service_tier)
 
 

@@ -41,16 +41,28 @@ class NamedFunction(RequestPart):
     function: FunctionName
 
 
+class AllowedSet(RequestPart):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedTools(RequestPart):
+    """Of the tools that there are, these: the model is told of no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedSet
+
+
 Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[FunctionDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
-ToolChoice = Literal["none", "auto", "required"] | NamedFunction
+ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """`offered` are OpenAI's tool objects. A reply that `must_call` is nothing but calls: of `only`, where it is named.
     `is_legacy`: said as `functions`, and answered in that form. `strict` are the places, among `offered`, of tools
-    whose calls follow their schemas also where none must be made.
+    whose calls follow their schemas also where none must be made; `places` are those of `offered` in the request.
     """
 
     offered: tuple[dict[str, Any], ...] = ()
@@ -59,6 +71,7 @@ class ToolUse:
     max_calls: int | None = None
     is_legacy: bool = False
     strict: frozenset[int] = frozenset()
+    places: tuple[int, ...] = ()
 
     def check_strict(self) -> None:
         """Raises InvalidRequest: the schema of a strict tool has what outputs cannot be held to."""
@@ -113,7 +126,8 @@ class ToolUse:
             kind=StructuredKind.JSON_SCHEMA, text=text, param="function_call" if self.is_legacy else "tool_choice"
         )
 
-    def _schema_of(self, place: int) -> str:
+    def _schema_of(self, offered: int) -> str:
+        place = self.places[offered]
         return f"functions[{place}].parameters" if self.is_legacy else f"tools[{place}].function.parameters"
 
 
@@ -134,17 +148,23 @@ def tool_use(
     if not tools and choice not in (None, "none", "auto"):
         raise InvalidRequest(f"{where[1]!r} asks for a call, and there are no {where[0]!r}.", param=where[1])
     only = choice.function.name if isinstance(choice, NamedFunction) else None
-    if only is not None and only not in names:
-        raise InvalidRequest(f"{where[1]!r} names {only!r}, which is not among {where[0]!r}.", param=where[1])
+    places, chosen = list(range(len(tools))), names if only is None else [only]
+    if isinstance(choice, AllowedTools):
+        chosen = [tool.function.name for tool in choice.allowed_tools.tools]
+        places, choice = [p for p in places if names[p] in chosen], choice.allowed_tools.mode
+    foreign = next((name for name in chosen if name not in names), None)
+    if foreign is not None:
+        raise InvalidRequest(f"{where[1]!r} names {foreign!r}, which is not among {where[0]!r}.", param=where[1])
     if choice == "none" or not tools:
         return NO_TOOLS
     return ToolUse(
-        offered=tuple(_plain(tool) for tool in tools),
+        offered=tuple(_plain(tools[p]) for p in places),
         must_call=choice == "required" or only is not None,
         only=only,
         max_calls=1 if is_legacy or parallel is False or only is not None else None,
         is_legacy=is_legacy,
-        strict=frozenset(place for place, tool in enumerate(tools) if tool.function.strict),
+        strict=frozenset(number for number, p in enumerate(places) if tools[p].function.strict),
+        places=tuple(places),
     )
 
 

@@ -48,7 +48,7 @@ class AskedResponse:
         return chat_of_responses(self.body, history)
 
     def reply(self, model: str, history: Sequence[ChatMessage], store: ResponseStore, caller: Caller) -> ResponsesReply:
-        head = new_head("resp", model, service_tier=caller.service_tier if self.body.service_tier else None)
+        head = new_head("resp_", model, service_tier=caller.service_tier if self.body.service_tier else None)
 
         def keep(choice: Choice, output: Iterable[dict[str, Any]]) -> None:
             if self.body.store is False:

@@ -6,7 +6,7 @@ from typing import Any
 from router.errors import UnsupportedParameter
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, message
-from router.responses.responses_body import InputItem, InputPart, NamedTool, ResponsesBody, ResponseTool
+from router.responses.responses_body import AllowedTools, InputItem, InputPart, NamedTool, ResponsesBody, ResponseTool
 
 
 def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> ChatCompletionRequest:
@@ -15,7 +15,6 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         raise UnsupportedParameter("'background' is not implemented: wait for the answer.", param="background")
     if body.top_logprobs:
         raise UnsupportedParameter("'top_logprobs' is not implemented here; leave it out.", param="top_logprobs")
-    choice = body.tool_choice
     parameters: dict[str, Any] = {
         "model": body.model,
         "max_tokens": body.max_output_tokens,
@@ -24,9 +23,7 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "stream": body.stream,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True} if body.stream else None,
         "tools": [_function(tool) for tool in body.tools or () if tool.type == "function"] or None,
-        "tool_choice": {"type": "function", "function": {"name": choice.name}}
-        if isinstance(choice, NamedTool)
-        else choice,
+        "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         "response_format": _format(body),
@@ -94,6 +91,16 @@ def _text(content: str | list[InputPart] | None) -> str:
 def _function(tool: ResponseTool) -> dict[str, Any]:
     function = {"name": tool.name or "", "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _choice(choice: str | NamedTool | AllowedTools | None) -> str | dict[str, Any] | None:
+    match choice:
+        case NamedTool(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case AllowedTools(mode=mode, tools=tools):
+            allowed = [{"type": "function", "function": {"name": t.name}} for t in tools if t.type == "function"]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    return choice
 
 
 def _format(body: ResponsesBody) -> dict[str, Any] | None:

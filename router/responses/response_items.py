@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from router.generation import ToolCall
 from router.openai.reply import ReplyHead, Usage
 from router.responses.responses_body import ResponsesBody
@@ -42,8 +44,7 @@ def response_object(
         for tool in body.tools or ()
         if tool.type == "function"
     ]
-    named = body.tool_choice if isinstance(body.tool_choice, str) or body.tool_choice is None else None
-    choice = named or ("auto" if body.tool_choice is None else {"type": "function", "name": _name(body)})
+    choice = "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice)
     return {
         **({} if head.service_tier is None else {"service_tier": head.service_tier}),
         "id": head.reply_id,
@@ -53,7 +54,7 @@ def response_object(
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
+        "max_output_tokens": None if body.max_output_tokens is None else int(body.max_output_tokens),
         "metadata": body.metadata or {},
         "model": head.model,
         "output": output,
@@ -67,10 +68,6 @@ def response_object(
         "truncation": "disabled",
         "usage": None if usage is None else _usage(usage),
     }
-
-
-def _name(body: ResponsesBody) -> str:
-    return getattr(body.tool_choice, "name", "")
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -43,9 +43,20 @@ class ResponseTool(msgspec.Struct):
     strict: bool | None = None
 
 
-class NamedTool(msgspec.Struct):
-    type: Literal["function"]
+class NamedTool(msgspec.Struct, tag="function"):
     name: str
+
+
+class AllowedTool(msgspec.Struct, omit_defaults=True):
+    type: str
+    name: str = ""
+
+
+class AllowedTools(msgspec.Struct, tag="allowed_tools"):
+    """Of the tools that there are, these."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
 
 
 class TextForm(msgspec.Struct):
@@ -67,12 +78,12 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | float | None = None  # JSON Schema's integers: 16.0 is one
     temperature: float | None = None
     top_p: float | None = None
     stream: bool | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
@@ -87,6 +98,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include: list[str] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     stream_options: dict[str, Any] | None = None

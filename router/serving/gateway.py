@@ -235,7 +235,7 @@ class Gateway:
         prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
         choices = [prompt for prompt in prompts for _ in range(request.num_choices)]
         reply = CompletionReply(
-            new_head("cmpl", card.model, service_tier=caller.service_tier if request.service_tier else None),
+            new_head("cmpl-", card.model, service_tier=caller.service_tier if request.service_tier else None),
             request,
             echoes=[prompt.echo for prompt in choices],
             prompt_token_ids=[prompt.token_ids for prompt in choices] if request.return_token_ids else None,

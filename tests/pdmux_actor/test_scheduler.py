@@ -86,6 +86,26 @@ def test_scheduler__bad_words_ban_all_that_the_form_allows__is_the_requests_own_
     assert (end.finish, end.error, end.param) == (FinishReason.ERROR, told, param)
 
 
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"min_tokens": 2, "stop_token_ids": (3,), "processing": LogitsProcessing(bad_words=((7,),))}, "bad_words"),
+        ({"min_tokens": 2, "stop_token_ids": (3, 7)}, "min_tokens"),
+        ({"stop_token_ids": (3,), "processing": LogitsProcessing(bad_words=((7,),))}, None),  # it may stop
+        ({"min_tokens": 2, "stop_token_ids": (3,)}, None),
+    ],
+)
+def test_scheduler__least_tokens_and_bad_words_leave_no_token__is_the_requests_own_fault(changes, param):
+    plain = make_request("bad", prompt_tokens=40, max_tokens=6)
+    bad = replace(plain, sampling=replace(plain.sampling, **changes))
+
+    arrival = Arrival(bad, constraint=AllowsThreeAndSeven())  # stands for a vocabulary of two tokens
+    (end,) = VirtualEngine([(0.0, arrival)], executor_type=BrokenAtOnce).run().ends_of("bad")
+
+    told = "at output token 1 it leaves no token that may follow" if param else "not finite"
+    assert (end.finish, end.error, end.param) == (FinishReason.ERROR, told, param)
+
+
 def test_scheduler__sequence_whose_numbers_are_not_finite__is_no_prefix_for_others():
     """What it computed since its prefill would make every sequence that reused it fail, too."""
     bad = make_request("bad", prompt_tokens=40, max_tokens=6)

@@ -33,7 +33,14 @@ async def test_message__sent_back__what_the_sdk_added_is_passed_over(serve, padd
             tool_choice={"type": "function", "function": {"name": "Weather"}},
         )
         result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "Sunny."}
-        for history in ([*ASK, said, *ASK], [*ASK, called, result], [*ASK, called.model_dump(), result]):
+        refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+        marked = {"type": "text", "text": "Why?", "prompt_cache_breakpoint": {"mode": "explicit"}}
+        for history in (
+            [*ASK, said, *ASK],
+            [*ASK, called, result],
+            [*ASK, called.model_dump(), result],
+            [*ASK, refused, {"role": "user", "content": [marked]}],
+        ):
             padded = [*history, {"role": "user", "content": "x" * padding_characters}]
             await sdk.chat.completions.create(model=MODEL, messages=padded, max_tokens=1)
 
@@ -45,4 +52,6 @@ async def test_message__sent_back__what_the_sdk_added_is_passed_over(serve, padd
 
     assert said.parsed == called.tool_calls[0].function.parsed_arguments == Weather(city="Rome")
     assert '{"city": "Rome"}' in bytes(served.units[0].requests[2].prompt_token_ids).decode()
-    assert len(served.units[0].requests) == 6
+    assert "I will not." in (asked := bytes(served.units[0].requests[5].prompt_token_ids).decode())
+    assert "Why?" in asked
+    assert len(served.units[0].requests) == 7

@@ -184,6 +184,22 @@ async def test_response__tools_that_openai_runs__are_left_out(talk) -> None:
     assert prompt_of(sdk).startswith("<tools>weather;</tools>")
 
 
+async def test_response__allowed_tools__model_is_told_of_these_only(talk) -> None:
+    sdk = await talk("Sunny.")
+    choice = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "web_search"}, {"type": "function", "name": "weather"}],
+    }
+    time = {"type": "function", "name": "time", "parameters": SCHEMA}
+    response = await ask(sdk, tools=[time, WEATHER], tool_choice=choice, max_output_tokens=50.0)
+
+    assert prompt_of(sdk).startswith("<tools>weather;</tools>")
+    assert response.tool_choice.type == "allowed_tools"
+    assert (response.max_output_tokens, sdk.unit.requests[0].sampling.max_tokens) == (50, 50)
+    assert response.id.startswith("resp_")
+
+
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
@@ -192,7 +208,7 @@ async def test_response__tools_that_openai_runs__are_left_out(talk) -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type",
-            "input_image",
+            "'input_image' is not implemented",
         ),
         ({"background": True}, "background", "wait"),
         ({"max_output_token": 3}, "max_output_token", "did you mean max_output_tokens?"),

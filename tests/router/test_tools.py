@@ -23,6 +23,8 @@ HERMES = (
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "%s"}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Now", "parameters": SCHEMA}}
+STRICT_NONSENSE = {"type": "function", "function": {"name": "nonsense", "strict": True, "parameters": {"not": {}}}}
+CUSTOM_CALL = {"id": "c", "type": "custom", "custom": {"name": "x", "input": "y"}}
 TIME = {"type": "function", "function": {"name": "time"}}
 
 
@@ -192,6 +194,23 @@ async def test_tools__body_beyond_64_kib__is_read_the_same(talk) -> None:
     assert "<|im_start|>tool\n21 degrees<|im_end|>" in prompt_of(sdk)
 
 
+def allowed(mode: str, *names: str) -> dict:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_tool_choice__allowed_tools__model_is_told_of_these_only(talk) -> None:
+    sdk = await talk('[{"name": "time", "parameters": {}}]', constrains=True)
+    await ask(sdk, tools=[WEATHER, TIME], tool_choice=allowed("auto", "time"))
+    assert prompt_of(sdk).startswith("<tools>time;</tools>")
+    assert sdk.unit.requests[-1].sampling.structured_output is None
+
+    reply = await ask(sdk, tools=[WEATHER, TIME], tool_choice=allowed("required", "time"))
+
+    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["time"]
+    assert '"weather"' not in sdk.unit.requests[-1].sampling.structured_output.text
+
+
 async def test_functions__legacy_form__is_answered_in_it(talk) -> None:
     sdk = await talk(CALL % "Paris")
     messages = [
@@ -220,6 +239,22 @@ async def test_functions__legacy_form__is_answered_in_it(talk) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
         ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice", "No unit that serves"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "is no function"),
+        (
+            {"tools": [WEATHER], "tool_choice": allowed("auto", "weather", "no")},
+            "tool_choice",
+            "'no', which is not among",
+        ),
+        (
+            {"tools": [WEATHER, STRICT_NONSENSE], "tool_choice": allowed("auto", "nonsense")},
+            "tools[1].function.parameters.not",
+            "cannot be held to",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CUSTOM_CALL]}]},
+            "messages[0].tool_calls[0]",
+            "is no function",
+        ),
     ],
 )
 async def test_tools__that_do_not_fit_together__are_refused_by_name(talk, body, param, says) -> None:
