@@ -1,4 +1,4 @@
-"""What APIs around the chat call its parameters: their errors are told in the names that were sent."""
+"""Names parameters of the chat as the APIs around it call them: their errors are told in the names that were sent."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -39,7 +39,7 @@ class TextPart(RequestPart):
 
 
 class RefusalPart(RequestPart):
-    """What the assistant said, as OpenAI's own models say no."""
+    """Holds what the assistant said where it would not."""
 
     type: Literal["refusal"]
     refusal: str

@@ -41,21 +41,23 @@ class NamedFunction(RequestPart):
     function: FunctionName
 
 
-class AllowedSet(RequestPart):
+class AllowedFunctions(RequestPart):
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class AllowedTools(RequestPart):
-    """Of the tools that there are, these: the model is told of no others."""
+class AllowedFunctionsChoice(RequestPart):
+    """Chooses among the tools that there are: the model is told of no others."""
 
     type: Literal["allowed_tools"]
-    allowed_tools: AllowedSet
+    allowed_tools: AllowedFunctions
 
 
 Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[FunctionDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
-ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
+ToolChoice = (
+    Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedFunctionsChoice, Field(discriminator="type")]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ def tool_use(
         raise InvalidRequest(f"{where[1]!r} asks for a call, and there are no {where[0]!r}.", param=where[1])
     only = choice.function.name if isinstance(choice, NamedFunction) else None
     places, chosen = list(range(len(tools))), names if only is None else [only]
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, AllowedFunctionsChoice):
         chosen = [tool.function.name for tool in choice.allowed_tools.tools]
         places, choice = [p for p in places if names[p] in chosen], choice.allowed_tools.mode
     foreign = next((name for name in chosen if name not in names), None)

@@ -53,7 +53,7 @@ class AllowedTool(msgspec.Struct, omit_defaults=True):
 
 
 class AllowedTools(msgspec.Struct, tag="allowed_tools"):
-    """Of the tools that there are, these."""
+    """Chooses among the tools that there are."""
 
     mode: Literal["auto", "required"]
     tools: list[AllowedTool]
