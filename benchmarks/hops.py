@@ -28,7 +28,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from fleets.byte_checkpoint import write_checkpoint
@@ -45,10 +45,12 @@ from pdmux_actor.serving import frames, process
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
 from pdmux_actor.serving.engine_watch import EngineWatch
+from pdmux_actor.serving.own_program import OwnProcess
 from pdmux_actor.serving.unit import Unit
 from router.http.app import create_app
 from router.serving.gateway import Gateway
 from router.text import worker
+from router.text.lane import TextProcess
 from router.view import FleetView, ModelCard, UnitView
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -189,20 +191,21 @@ class _Stand:
 EngineCalls = queue.Queue[Sequence[str]]
 
 
-def _process_stand_in(engines: EngineCalls) -> Callable[..., Any]:
+def _engine_stand_in(engines: EngineCalls) -> Callable[..., Any]:
     """For asyncio.create_subprocess_exec. An engine runs on the main thread, where signals are."""
 
     async def start(*command: str, pass_fds: Sequence[int], **_: object) -> _Stand:
-        program, number, *arguments = command[-3:]
-        number = str(os.dup(pass_fds[0]))
-        if "process" in program:
-            engines.put([number, *arguments])
-        else:
-            connection = socket.socket(fileno=int(number))
-            threading.Thread(target=worker._serve, args=(connection, worker.TextWorker()), daemon=True).start()
+        engines.put([str(os.dup(pass_fds[0])), *command[-1:]])
         return _Stand()
 
     return start
+
+
+async def _text_on_a_thread(_niceness: int) -> TextProcess:
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=worker._serve, args=(theirs, worker.TextWorker()), name="text", daemon=True).start()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    return TextProcess(OwnProcess(cast(Any, _Stand()), reader, writer))
 
 
 async def _serve_unit(folder: Path, served: "queue.Queue[Unit]") -> None:
@@ -262,7 +265,7 @@ async def _chat(app: FastAPI, num_tokens: int) -> bytes:
 
 
 async def _trace(folder: Path, unit: Unit, tracer: HopTracer, num_tokens: int) -> None:
-    gateway = Gateway()
+    gateway = Gateway(start_text=_text_on_a_thread)
     card = ModelCard(model=MODEL, source=str(folder), revision=None, slo=SLO, created_s=0)
     view = FleetView(models=(card,), units=(UnitView(report=unit.report(), age_s=0.1),), stream_token=TOKEN)
     gateway.update_view(view)
@@ -318,7 +321,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, metavar="N", help="to generate (16)")
     arguments = parser.parse_args()
     tracer, engines = HopTracer(), EngineCalls()
-    asyncio.create_subprocess_exec = _process_stand_in(engines)
+    asyncio.create_subprocess_exec = _engine_stand_in(engines)
     threading.setprofile(tracer)
     sys.setprofile(tracer)
     folder = Path(tempfile.mkdtemp(prefix="hops-")) / MODEL
