@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pdmux_actor.executor.base import Executor, KvMover
+from pdmux_actor.executor.base import Executor, KvMover, WarmingExecutor
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.prefix_kv import NOTHING_KEPT, KeptRows, PrefixRows
 from pdmux_actor.messages import IDLE_REPORT_EVERY_S, LoadReport, TokenEvent
@@ -92,6 +92,7 @@ class EngineLoop:
         self._idle_report_s = idle_report_s
         self._next_report_s = float("-inf")
         self._stopping = False
+        self._warming: list[AttachModel] = []
 
     def run(self) -> None:
         """Runs until Stop. Closes the executor, also when a turn raises."""
@@ -124,12 +125,16 @@ class EngineLoop:
         for done in self._executor.wait(self._deadline_s()):
             self.scheduler.on_completion(done)
         self._detach()
+        if self._warming:
+            self._tell_who_is_ready()
 
     def _handle(self, event: Event, now_s: float) -> None:
         match event:
             case AttachModel(info=info, quota_blocks=quota_blocks):
                 self._executor.attach_model(info, self.scheduler.attach_model(info, quota_blocks))
                 self._next_report_s = now_s
+                self._warming.append(event)
+                self._tell_who_is_ready()
             case ReadDecisions(last=last, answer=answer):
                 answer(now_s, self.scheduler.log.decisions(last))
             case ReadPrefix(answer=answer):
@@ -176,6 +181,15 @@ class EngineLoop:
             self._executor.detach_model(model)
             if self._on_detached is not None:
                 self._on_detached(model)
+
+    def _tell_who_is_ready(self) -> None:
+        executor = self._executor
+        for attached in tuple(self._warming):
+            if isinstance(executor, WarmingExecutor) and executor.is_warming(attached.info.model):
+                continue
+            self._warming.remove(attached)
+            if attached.on_ready is not None:
+                attached.on_ready()
 
     def _flush(self) -> None:
         events = self.scheduler.take_token_events()

@@ -121,18 +121,22 @@ class EngineSession:
             outbox=lambda events: self._produced.put((time.perf_counter(), events)),
             on_load_report=self._reports.append,
         )
+        self._ready: list[str] = []
         for model, path in checkpoints.items():
             info = executor.load_model(ModelSource(model=model, source=str(path), max_model_len=max_model_len))
-            self._inbox.put(AttachModel(info, int(executor.total_blocks * (1 / len(checkpoints)))))
+            self._attach(info, int(executor.total_blocks * (1 / len(checkpoints))))
         for info in held:
-            self._inbox.put(AttachModel(info, executor.total_blocks // len(held)))
+            self._attach(info, executor.total_blocks // len(held))
         self._num_models = len(checkpoints) + len(held)
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{policy}", daemon=True)
         self._thread.start()
 
+    def _attach(self, info: ModelInfo, quota_blocks: int) -> None:
+        self._inbox.put(AttachModel(info, quota_blocks, lambda: self._ready.append(info.model)))
+
     def wait_until_attached(self) -> None:
-        """Until the engine has all models; on a GPU that may capture decode steps first."""
-        while not self._reports or len(self._reports[-1].models) < self._num_models:
+        """Until the engine has all models ready; on a GPU it captures decode steps first."""
+        while len(self._ready) < self._num_models:
             if not self._thread.is_alive():
                 raise RuntimeError("the engine thread has died; its traceback is above")
             time.sleep(0.01)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.base import Executor, WarmingExecutor
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
@@ -44,6 +44,8 @@ class HandMadeLaunches:
         self._batch_id = 0
         self._in_flight = 0
         executor.attach_model(info, self._table)
+        if isinstance(executor, WarmingExecutor):
+            executor.finish_captures()
 
     def of_prompts(
         self, prompts: Sequence[Sequence[int]], room_tokens: int, sampling: SamplingParams = GREEDY

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pdmux_actor.executor.base import Executor
+from pdmux_actor.executor.base import Executor, WarmingExecutor
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.launch import (
     ComputeLaunch,
@@ -119,6 +119,13 @@ class ObservedExecutor:
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         self._specs[info.model] = info.spec
         self._inner.attach_model(info, row_table)
+
+    def is_warming(self, model: str) -> bool:
+        return isinstance(self._inner, WarmingExecutor) and self._inner.is_warming(model)
+
+    def finish_captures(self) -> None:
+        if isinstance(self._inner, WarmingExecutor):
+            self._inner.finish_captures()
 
     def submit(self, launch: Launch) -> None:
         if isinstance(launch, Repartition):

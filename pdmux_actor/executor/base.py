@@ -111,6 +111,19 @@ class HostingExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class WarmingExecutor(Protocol):
+    """An executor that goes on preparing a model once it is attached, while it has nothing else to do."""
+
+    def is_warming(self, model: str) -> bool:
+        """Returns whether launches of an attached model will be faster in a few seconds, if none comes before."""
+        ...
+
+    def finish_captures(self) -> None:
+        """Does now what models that are warming wait for, some ten seconds: for programs that turn no engine's loop."""
+        ...
+
+
+@runtime_checkable
 class KvMover(Protocol):
     """An executor whose KV can be copied out of its pool and into it. Rows are those of an attached model's row table,
     and no launch that is in flight writes them. On the engine thread, which the copy keeps.

@@ -32,12 +32,14 @@ def open_cuda_executor(
     default_dtype: str | None = None,
     captures: bool = True,
     divides_decode: bool = False,
+    fuses: bool = False,
     launch_limits: LaunchLimits = DEFAULT_LIMITS,
     share: RankShare = WHOLE,
     make_runner: MakeCudaRunner = lone_cuda_runner,
 ) -> TorchCudaExecutor:
     """Its device's `memory_bytes` are what KV and models may fill. Without `captures` decode runs launch by launch.
-    `divides_decode`: several models decode at once, each on a part of the decode share.
+    `divides_decode`: several models decode at once, each on a part of the decode share. `fuses`: the policy asks for
+    fused steps.
 
     Raises DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
     """
@@ -62,6 +64,7 @@ def open_cuda_executor(
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
         graphs=LaunchGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
         captures_ahead=captures,
+        fuses=fuses,
         paged_flash=paged_flash(varlen),
         launch_limits=launch_limits,
         chosen={"prefill_attention": flash, "products": products},

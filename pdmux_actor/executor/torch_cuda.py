@@ -77,6 +77,7 @@ class TorchCudaExecutor:
         device: DeviceSpec,
         graphs: LaunchGraphs,
         captures_ahead: bool = True,
+        fuses: bool = False,
         eager_layer_s: float = EAGER_LAYER_S,
         paged_flash: PagedFlash | None = None,
         launch_limits: LaunchLimits = DEFAULT_LIMITS,
@@ -84,12 +85,12 @@ class TorchCudaExecutor:
         share: RankShare = WHOLE,
         make_runner: MakeCudaRunner = lone_cuda_runner,
     ) -> None:
-        """`captures_ahead`: decode steps of `launch_limits`, and layers of short prompts, are captured when a model is
-        attached, which takes seconds; at once if it is the only one, so that it is ready with them, else whenever no
-        launch is in flight. `eager_layer_s`: what the host takes to launch a layer of a prompt kernel by kernel; layers
-        that compute for longer are not captured. A model needs room for launches of `launch_limits` beside its weights.
-        `paged_flash` is used where it takes blocks. `chosen`: what was, for people. `share` is what it loads of each
-        model; `make_runner` gives each lane what enqueues its launches.
+        """`captures_ahead`: once a model is attached, decode steps of `launch_limits` and layers of short prompts are
+        captured whenever no launch is in flight; a model that comes to an empty device `is_warming` until they are.
+        `fuses`: so are fused steps, which the policy will ask for. `eager_layer_s`: what the host takes to launch a
+        layer of a prompt kernel by kernel; layers that compute for longer are not captured. A model needs room for
+        launches of `launch_limits` beside its weights. `paged_flash` is used where it takes blocks. `chosen`: what was,
+        for people. `share` is what it loads of each model; `make_runner` gives each lane what enqueues its launches.
 
         Raises DeviceUnavailable: the KV pool does not fit.
         """
@@ -111,6 +112,8 @@ class TorchCudaExecutor:
         self._adapters = LoadedAdapters()
         self._graphs = graphs
         self._captures_ahead = captures_ahead
+        self._fuses = fuses
+        self._warming = set[str]()
         self._eager_layer_s = eager_layer_s
         self._paged_flash = paged_flash
         self._warmed_tokens = launch_limits.batch_tokens if captures_ahead else 0
@@ -179,10 +182,19 @@ class TorchCudaExecutor:
         self._serve_models()
         self._graphs.memory_came_free()  # loading takes more than a loaded model
         if self._captures_ahead:
-            streams = self._lanes.streams
-            self._graphs.plan(likely_captures(info.model, streams, self.device, limits.sequences, captured_tokens))
-            while len(self._attached) == 1 and self._capture_planned():
-                pass
+            streams, sizes = self._lanes.streams, (limits.sequences, captured_tokens)
+            fuses = self._fuses and self._attached[info.model].has_pieces
+            self._graphs.plan(likely_captures(info.model, streams, self.device, *sizes, fuses=fuses))
+            if len(self._attached) == 1:
+                self._warming.add(info.model)
+
+    def is_warming(self, model: str) -> bool:
+        return model in self._warming
+
+    def finish_captures(self) -> None:
+        while self._warming and self._capture_planned():
+            pass
+        self._warming.clear()
 
     def _capture_planned(self) -> bool:
         """One of the captures that wait, or a layer of it. Returns whether there was one."""
@@ -198,6 +210,7 @@ class TorchCudaExecutor:
 
     def detach_model(self, model: str) -> None:
         self._adapters.drop(model)
+        self._warming.discard(model)
         self._loaded.pop(model, None)
         self._attached.pop(model, None)
         self._graphs.forget_model(model)
@@ -270,6 +283,9 @@ class TorchCudaExecutor:
             if deadline_s is not None and self.now() >= deadline_s:
                 return ()
             if self._in_flight or not self._capture_planned():
+                if self._warming:
+                    self._warming.clear()  # whoever waits for them is told
+                    return ()
                 self._pause(deadline_s)
 
     @property
@@ -328,6 +344,7 @@ class TorchCudaExecutor:
         return self._make_runner(number, self._attached, self._graphs, self._lanes.device)
 
     def _enqueue(self, launch: ComputeLaunch) -> None:
+        self._warming.clear()  # who asks now cannot wait for captures
         number, lane = lane_number(launch), launch.lane
         part, ahead = (launch.part, launch.ahead > 0) if isinstance(launch, DecodeStep) else (None, False)
         assert self._in_flight.has_room(number, ahead=ahead), f"the {lane.value} lane has a launch in flight, or none"

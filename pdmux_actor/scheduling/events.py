@@ -27,10 +27,13 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AttachModel:
-    """The executor holds the model's weights; requests for it are welcome from now on."""
+    """The executor holds the model's weights; requests for it are welcome from now on. `on_ready` is called on the
+    engine thread when it is as fast as it will be, or has gone: it must not block.
+    """
 
     info: ModelInfo
     quota_blocks: int
+    on_ready: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

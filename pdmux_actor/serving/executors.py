@@ -7,6 +7,7 @@ import psutil
 from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.executor.simulated import GPU_HOST_S, RealClock, SimulatedExecutor
+from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.known_latency import KnownLatency
 from profiler.devices import device_named, laptop_cpu
@@ -76,6 +77,7 @@ def _cuda_executor(settings: EngineSettings) -> HostingExecutor:
         block_bytes=settings.block_bytes,
         default_dtype=settings.dtype,
         divides_decode=settings.scheduler.decode_lanes > 1,
+        fuses=POLICIES[settings.policy].fuses,
         launch_limits=settings.scheduler.launch_limits(),
     )
 

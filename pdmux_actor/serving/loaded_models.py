@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 
 from pdmux_actor.engine import Inbox
@@ -93,7 +94,7 @@ class LoadedModels:
     def _load(self, command: LoadModelCommand) -> None:
         origin = Origin.of(command)
         try:
-            info = self._fetch(command, origin)
+            info, is_woken = self._fetch(command, origin)
         except ModelLoadError as error:
             self._sender.send(CallFailed(command.call, error.reason, error.remedy))
         except Exception as error:
@@ -105,25 +106,35 @@ class LoadedModels:
             self._attached[command.model], self._origins[command.model] = info, origin
             self._on_loaded(command, info)
             self._quota_blocks[command.model] = command.quota_blocks
-            if command.base is None:
-                self._inbox.put(AttachModel(info, command.quota_blocks))
-            else:
+            self._tell_sleepers()
+            answer = partial(self._answer, command, info)
+            if command.base is not None:
                 self._bases[command.model] = command.base
                 self._inbox.put(AttachAdapter(command.model, command.base, command.quota_blocks))
-            self._tell_sleepers()
-            self._sender.send(answered(command.call, self._longest(info, self._bases)))
+                answer()
+            elif is_woken:  # somebody waits for it
+                self._inbox.put(AttachModel(info, command.quota_blocks))
+                answer()
+            else:
+                self._inbox.put(AttachModel(info, command.quota_blocks, answer))
 
-    def _fetch(self, command: LoadModelCommand, origin: Origin) -> ModelInfo:
+    def _answer(self, command: LoadModelCommand, info: ModelInfo) -> None:
+        """May be on the engine's thread, while another model is loading."""
+        self._sender.send(answered(command.call, self._longest(info, self._bases.copy())))
+
+    def _fetch(self, command: LoadModelCommand, origin: Origin) -> tuple[ModelInfo, bool]:
+        """Whether it was asleep, too."""
         if command.base is not None:
-            return self._fetch_adapter(command, command.base)
+            return self._fetch_adapter(command, command.base), False
         try:
-            return self._sleepers.wake(command.model, origin) or self._read(command)
+            woken = self._sleepers.wake(command.model, origin)
+            return (self._read(command), False) if woken is None else (woken, True)
         except ModelTooLarge:
             # Where both lie in one memory, those that serve come first.
             if not (self._executor.memory_is_host and self._sleepers.forget_all()):
                 raise
             self._tell_sleepers()
-            return self._read(command)
+            return self._read(command), False
 
     def _fetch_adapter(self, command: LoadModelCommand, base: str) -> ModelInfo:
         """Its base in all but the name. An adapter never sleeps: it is read again in no time."""

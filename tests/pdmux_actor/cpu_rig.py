@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pdmux_actor.executor.base import WarmingExecutor
 from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.messages import GenerateRequest, SampledToken, SamplingParams, Slo
@@ -100,6 +101,8 @@ class CpuRig:
         model = info.model
         table = np.zeros((max_rows, info.geometry.blocks_per_row), dtype=np.int64)
         self.executor.attach_model(info, table)
+        if isinstance(self.executor, WarmingExecutor):
+            self.executor.finish_captures()
         self.infos[model], self._tables[model], self._next_row[model] = info, table, 0
         return info
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind
-from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, GraphKey, PlannedCapture
+from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, PIECES, GraphKey, PlannedCapture
 from pdmux_actor.executor.cuda.launch_buckets import SEQUENCE_BUCKETS, TOKEN_BUCKETS, bucket_of
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
 from pdmux_actor.scheduling.launch import Lane
@@ -29,10 +29,11 @@ def captured_shares(num_sms: int, shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def likely_captures(
-    model: str, streams: PartitionStreams, device: DeviceSpec, most_sequences: int, most_tokens: float
+    model: str, streams: PartitionStreams, device: DeviceSpec, most_sequences: int, most_tokens: float, *, fuses: bool
 ) -> Iterator[PlannedCapture]:
     """Yields decode steps that greedy requests need on all shares; then layers of prompts of up to `most_tokens` on the
-    whole device, and of fewer on what each share of decode leaves.
+    whole device, and of fewer on what each share of decode leaves; where the policy `fuses`, then pieces of fused steps
+    of as many tokens, which have the whole device.
     """
     shares = captured_shares(device.num_sms, decode_shares(device))
     for share in shares:
@@ -46,3 +47,8 @@ def likely_captures(
         for bucket in reversed(TOKEN_BUCKETS):
             if bucket <= most_tokens * sms / device.num_sms:
                 yield PlannedCapture(GraphKey(model=model, bucket=bucket, sms=sms, part=LAYERS), stream)
+    if fuses:
+        sms, stream = streams.sms_given(Lane.DECODE, device.num_sms), streams.stream(Lane.DECODE, device.num_sms)
+        for bucket in reversed(TOKEN_BUCKETS):
+            if bucket <= most_tokens:
+                yield PlannedCapture(GraphKey(model=model, bucket=bucket, sms=sms, part=PIECES), stream)

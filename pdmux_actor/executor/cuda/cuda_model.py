@@ -94,8 +94,13 @@ class CudaModel:
             self.prefill_buckets[size] = PrefillBucket(self.decoder, self.kv, size)
         return self.prefill_buckets[size]
 
+    @property
+    def has_pieces(self) -> bool:
+        """Tells whether its decoder knows the parts of its layers."""
+        return isinstance(self.decoder, Decoder)
+
     def piece_bucket(self, size: int) -> PieceBucket:
-        """Only where a launch `has_pieces`."""
+        """Only where a launch `may_run_in_pieces`."""
         if size not in self.piece_buckets:
             assert isinstance(self.decoder, Decoder), "other decoders' layers are whole"
             held = [bucket.buffers for bucket in self.piece_buckets.values()][:1]

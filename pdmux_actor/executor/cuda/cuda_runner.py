@@ -25,7 +25,7 @@ from pdmux_actor.executor.cuda.host_reads import produced, read_plain, sample_to
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.cuda.launch_buckets import token_bucket_of
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
-from pdmux_actor.executor.cuda.piece_bucket import has_pieces
+from pdmux_actor.executor.cuda.piece_bucket import may_run_in_pieces
 from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket, may_be_captured
 from pdmux_actor.executor.cuda.split_list import target_splits
 from pdmux_actor.executor.model_runner import Produced
@@ -129,18 +129,21 @@ class CudaRunner:
     def _captured_pieces(self, launch: MixedStep, sms: int, stream: Any) -> GraphKey | None:
         """Returns what to look for among the graphs."""
         model = self._models[launch.model]
-        if not has_pieces(launch, model.decoder, model.info.own_kv_beyond_tokens):
+        if not model.has_pieces or not may_run_in_pieces(launch, model.info.own_kv_beyond_tokens):
             return None
         num_tokens = sum(chunk.length for chunk in launch.chunks) + len(launch.sequences)
         return self._token_key(model, PIECES, num_tokens, sms, stream)
 
     def _token_key(self, model: CudaModel, part: str, num_tokens: int, sms: int, stream: Any) -> GraphKey | None:
-        """What is worth a graph is asked for, and captured in a moment without launches."""
+        """What is worth a graph is asked for, and captured in a moment without launches; where none comes, by launches
+        that lack it again and again, a step each.
+        """
         size = token_bucket_of(num_tokens, model.captured_tokens_per_sm * sms)
         if size is None:
             return None
         key = GraphKey(model=model.info.model, bucket=size, sms=sms, part=part)
-        self._graphs.wants(key, stream)
+        if self._graphs.wants(key, stream):
+            self.capture(key, stream)
         return key
 
     def _prefill(self, launch: PrefillSlice, key: GraphKey | None) -> Read:

@@ -8,7 +8,7 @@ LOGITS = "logits"  # the part of a decode step up to the logits, which all sampl
 LAYERS = "layers"  # of a prompt, each by itself, so that slices of any layers are put together from them
 
 PIECES = "pieces"  # of a fused step's layers, around their attention
-OF_TOKENS = frozenset({LAYERS, PIECES})  # whose buckets are tokens, and for whose captures no launch ever waits
+OF_TOKENS = frozenset({LAYERS, PIECES})  # whose buckets are tokens, and whose layers are captured one by one
 
 Step = Callable[[], None]
 

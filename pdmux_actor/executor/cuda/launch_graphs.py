@@ -5,8 +5,8 @@ measured 6.2 % of memory for 6 partitions x 20 sizes). A capture takes about as 
 no launch waits for it: those that are likely (capture_plan.py) when a model is attached, others while the lanes are
 idle. A shape that comes without a graph runs launch by launch; one that comes again and again is captured even if the
 lanes are never idle, and if the budget is spent, in place of the one that has not been used for longest. Layers of a
-prompt are captured one at a time, so that a request that comes meanwhile waits for one of them at most, and never while
-a launch waits. A capture that finds no memory waits until some has come free.
+prompt and pieces of a fused step are captured one at a time, so that a request that comes meanwhile, or the launch that
+asks for them, waits for one of them at most. A capture that finds no memory waits until some has come free.
 """
 
 import logging
@@ -128,7 +128,7 @@ class LaunchGraphs:
         if not self._can_capture(key):
             return False
         misses = self._misses[key] = self._misses.get(key, 0) + 1
-        if misses < _MISSES_WORTH_A_CAPTURE or key.part in OF_TOKENS:
+        if misses < _MISSES_WORTH_A_CAPTURE:
             self._planned.setdefault(key, PlannedCapture(key, stream))
             return False
         if self._shared_bytes >= self.budget_bytes and not self._has_warned:

@@ -20,12 +20,11 @@ from pdmux_actor.models.workspace import Workspace
 from pdmux_actor.scheduling.launch import MixedStep
 
 
-def has_pieces(launch: MixedStep, decoder: object, own_kv_beyond_tokens: int | None) -> bool:
+def may_run_in_pieces(launch: MixedStep, own_kv_beyond_tokens: int | None) -> bool:
     """Returns whether its layers but for attention are the same work for all steps of so many tokens: sequences that
-    `are_alike`, and a decoder that knows the parts of its layers.
+    `are_alike`.
     """
-    sequences = (*(chunk.sequence for chunk in launch.chunks), *launch.sequences)
-    return isinstance(decoder, Decoder) and are_alike(sequences, own_kv_beyond_tokens)
+    return are_alike((*(chunk.sequence for chunk in launch.chunks), *launch.sequences), own_kv_beyond_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,14 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import CpuRig, make_prompt, outputs
-from cuda_rig import make_cuda_rig, rest
+from cuda_rig import NUM_SMS, make_cuda_rig, rest
 
 from pdmux_actor.executor.cuda.graph_key import OF_TOKENS, PIECES
-from pdmux_actor.executor.cuda.piece_bucket import PieceBucket, has_pieces
+from pdmux_actor.executor.cuda.launch_buckets import host_bound_tokens
+from pdmux_actor.executor.cuda.piece_bucket import PieceBucket, may_run_in_pieces
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.launch import Chunk, Lane, MixedStep
+from placement.launch_limits import LaunchLimits
 
 NEW_TOKENS = 4
 
@@ -133,20 +136,51 @@ def test_capture__pieces_when_the_budget_is_spent__leave_decode_its_graphs(
     rig.close()
 
 
-def test_has_pieces__adapters_own_frequencies_and_other_decoders__do_not(
-    tiny_checkpoints: Mapping[str, Path],
+def test_mixed_steps__lanes_never_idle__pieces_are_captured_by_steps_that_lack_them(
+    tiny_checkpoints: Mapping[str, Path], replayed: list[int]
 ) -> None:
+    """A fused step follows the other on a busy unit: no moment without launches comes."""
     rig = open_rig(tiny_checkpoints)
-    decoder = rig.executor._attached["llama"].decoder
+    produced = [chunked(rig, "llama", [10])]
+    assert rig.executor._graphs._capture.count == 0  # few steps of that bucket went by
+    while not replayed:
+        produced.append(chunked(rig, "llama", [10]))
+        assert len(produced) < 20
+
+    pieces = 2 + 2 * rig.executor._attached["llama"].info.spec.num_layers
+    assert rig.executor._graphs._capture.count == rig.executor.graph_facts["graphs_in_traffic"] == pieces
+    assert all(tokens == produced[0] for tokens in [*produced, chunked(rig, "llama", [10])])
+    rig.close()
+
+
+def test_attach_model__policy_fuses__has_pieces_on_the_whole_device_before_its_first_step(
+    tiny_checkpoints: Mapping[str, Path], replayed: list[int]
+) -> None:
+    limits = LaunchLimits(batch_tokens=64, sequences=1)
+    for fuses in (True, False):
+        rig = make_cuda_rig(captures_prompts=True, captures_ahead=True, fuses=fuses, launch_limits=limits)
+        info = rig.executor.load_model(ModelSource(model="llama", source=str(tiny_checkpoints["llama"])))
+        rig.executor._eager_layer_s = 64 / host_bound_tokens(info.spec, rig.executor.device, 1.0)
+        rig._attach(info, 400)
+        pieces = {(key.sms, key.bucket) for key in rig.executor._graphs._graphs if key.part == PIECES}
+        assert pieces == ({(NUM_SMS, 16), (NUM_SMS, 32), (NUM_SMS, 64)} if fuses else set())
+
+        chunked(rig, "llama", [10, 21, 5])
+        assert bool(replayed) == fuses
+        replayed.clear()
+        rig.close()
+
+
+def test_may_run_in_pieces__adapters_and_own_frequencies__do_not(tiny_checkpoints: Mapping[str, Path]) -> None:
+    rig = open_rig(tiny_checkpoints)
     plain = rig.sequence("llama", make_prompt(9), 1)
     adapted = rig.sequence("llama", make_prompt(9), 1, base="llama")
 
     def step(*sequences: object) -> MixedStep:
         return MixedStep(model="llama", chunks=(Chunk(plain, 0, 9),), sequences=sequences)
 
-    assert has_pieces(step(), decoder, None)
-    assert not has_pieces(step(adapted), decoder, None)
-    assert has_pieces(step(), decoder, 9)
-    assert not has_pieces(step(), decoder, 8)
-    assert not has_pieces(step(), object(), None)
+    assert may_run_in_pieces(step(), None)
+    assert not may_run_in_pieces(step(adapted), None)
+    assert may_run_in_pieces(step(), 9)
+    assert not may_run_in_pieces(step(), 8)
     rig.close()

@@ -188,15 +188,27 @@ def test_wait__request_comes_while_layers_are_captured__waits_for_one_of_them(
     assert executor.graph_facts["graphs"] == 1
 
 
-def test_prefill__without_a_graph_again_and_again__waits_for_no_capture(tiny_checkpoints: Mapping[str, Path]) -> None:
+def test_prefill__without_a_graph_again_and_again__each_slice_captures_a_layer_and_goes_on(
+    tiny_checkpoints: Mapping[str, Path], replayed: list[Slice]
+) -> None:
+    """A unit that decodes all the time has no moment without launches. A batch that is between its slices is not
+    disturbed.
+    """
     rig = make_cuda_rig(captures_prompts=True)
     rig.load("llama", tiny_checkpoints["llama"])
+    captured = rig.executor._graphs._capture
+    expected, counts = generate(rig, "llama", (9,), 1), list[int]()
 
-    for _ in range(20):
-        rig.prefill([rig.sequence("llama", make_prompt(9), 1)])
+    while not replayed:
+        before = captured.count
+        assert generate(rig, "llama", (9,), 1) == expected
+        counts.append(captured.count - before)
+        assert len(counts) < 20
 
-    assert rig.executor._graphs._capture.count == 0
-    assert rig.executor.graph_facts["graphs_planned"] == 1
+    num_layers = rig.infos["llama"].spec.num_layers
+    assert counts[0] == 0
+    assert max(counts) <= 2 * num_layers  # of slices; decode steps are captured as before
+    assert generate(rig, "llama", (9,), 1) == expected
 
 
 def test_prefill__dropped_or_failed__the_next_batch_has_the_buffers(

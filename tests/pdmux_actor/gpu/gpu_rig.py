@@ -19,9 +19,14 @@ DEVICE = torch.device("cuda", 0)
 
 
 def open_gpu_rig(
-    *, pool_mib: int, block_bytes: int, limits: LaunchLimits = DEFAULT_LIMITS, captures: bool = True
+    *,
+    pool_mib: int,
+    block_bytes: int,
+    limits: LaunchLimits = DEFAULT_LIMITS,
+    captures: bool = True,
+    fuses: bool = False,
 ) -> CpuRig:
     executor = open_cuda_executor(
-        kv_pool_bytes=pool_mib << 20, block_bytes=block_bytes, launch_limits=limits, captures=captures
+        kv_pool_bytes=pool_mib << 20, block_bytes=block_bytes, launch_limits=limits, captures=captures, fuses=fuses
     )
     return CpuRig(executor=executor, block_bytes=block_bytes)

@@ -1,6 +1,7 @@
 """Where models that sleep and models that serve share one memory, those that serve come first."""
 
 import queue
+import time
 
 import pytest
 
@@ -35,11 +36,16 @@ class NoInbox:
     def __init__(self, executor):
         self.executor = executor
         self.loaded_models = None
+        self.holds_back = False
+        self.ready = []
 
     def put(self, event):
         match event:
-            case AttachModel(info=info):
+            case AttachModel(info=info, on_ready=on_ready):
                 self.executor.attach_model(info, None)
+                self.ready.append(on_ready)
+                if on_ready is not None and not self.holds_back:
+                    on_ready()
             case RemoveModel(model=model):
                 self.executor.detach_model(model)
                 self.loaded_models.on_detached(model)
@@ -68,6 +74,69 @@ def make_loaded_models(checkpoint):
         return lambda model: order(LoadModelCommand(1, model, str(checkpoint), 100)), order
 
     return make
+
+
+@pytest.fixture
+def held_back(checkpoint):
+    """Loads a model of which the engine says that it is ready when the second one is called."""
+    executor = CrowdedExecutor(
+        device=H100, latency=RooflineLatency(H100), total_blocks=1000, block_bytes=16384, clock=VirtualClock()
+    )
+    sent, inbox = queue.SimpleQueue(), NoInbox(executor)
+    inbox.holds_back = True
+    sender = type("Sender", (), {"send": staticmethod(sent.put)})
+    inbox.loaded_models = loaded_models = LoadedModels(executor, inbox, sender, host_memory_bytes=1 << 30)
+
+    def load(call, model):
+        loaded_models.order(LoadModelCommand(call, model, str(checkpoint), 100))
+
+    def sleep(call, model):
+        loaded_models.order(RemoveModelCommand(call, model, sleep=True))
+
+    return load, sleep, inbox.ready, sent
+
+
+def test_loaded_models__model_that_is_not_ready_yet__is_answered_when_it_is_and_keeps_no_other_waiting(held_back):
+    load, _, ready, sent = held_back
+    load(1, "a")
+    load(2, "b")
+    until_s = time.monotonic() + 60
+    while len(ready) < 2:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert [told for told in drained(sent) if isinstance(told, Answered)] == []
+
+    ready[1]()
+    ready[0]()
+
+    answers = [told for told in drained(sent) if isinstance(told, Answered)]
+    assert [answer.call for answer in answers] == [2, 1]
+
+
+def test_loaded_models__model_that_wakes__is_answered_at_once_since_somebody_waits_for_it(held_back):
+    load, sleep, ready, sent = held_back
+    load(1, "a")
+    until_s = time.monotonic() + 60
+    while not ready:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    ready[0]()
+    sleep(2, "a")
+
+    load(3, "a")
+
+    told = []
+    while not told or told[-1] != 3:
+        told += [t.call for t in [sent.get(timeout=60)] if isinstance(t, Answered)]
+    assert told == [1, 2, 3]
+    assert ready[1] is None
+
+
+def drained(sent):
+    told = []
+    while not sent.empty():
+        told.append(sent.get())
+    return told
 
 
 def test_loaded_models__sleepers_in_the_memory_that_a_model_needs__give_way(make_loaded_models):
