@@ -1,6 +1,6 @@
 """Weights rounded to 8 or 4 bits, by themselves: what they stand for, and how they come of others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,9 +49,9 @@ class QuantisedWeight:
         middle = None if self.middle is None else self.middle[:, of].contiguous()
         return QuantisedWeight(levels=levels, scale=scale, middle=middle)
 
-    def to(self, device: torch.device | None) -> "QuantisedWeight":
-        middle = None if self.middle is None else self.middle.to(device)
-        return QuantisedWeight(levels=self.levels.to(device), scale=self.scale.to(device), middle=middle)
+    def placed(self, place: Callable[[Tensor], Tensor]) -> "QuantisedWeight":
+        middle = None if self.middle is None else place(self.middle)
+        return QuantisedWeight(levels=place(self.levels), scale=place(self.scale), middle=middle)
 
 
 def rounded_to(weights: str, weight: Tensor) -> QuantisedWeight:

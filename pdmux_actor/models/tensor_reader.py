@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to, sta
 from pdmux_actor.models.shard_files import broken_shard, open_shard, shard_files
 from pdmux_actor.models.stored_formats.entry import StoredWeights
 from pdmux_actor.models.stored_levels import StoredProduct
+from pdmux_actor.models.uploads import moved, upload_to
 from profiler.weight_formats import WEIGHT_FORMATS
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -60,6 +62,7 @@ class TensorReader:
         self._model = model
         self._dtype = dtype
         self._device = device
+        self._upload = upload_to(device)
         self._on_progress = on_progress
         self._stored = stored
         self._gguf = gguf
@@ -117,7 +120,7 @@ class TensorReader:
                 reason=f"{path}: tensor {name} holds {str(tensor.dtype).removeprefix('torch.')}",
                 remedy="check that `quantization_config` of config.json belongs to these weights",
             )
-        target.copy_(tensor)
+        self._upload(target, tensor)
         self._note_read(tensor.numel() * tensor.itemsize)
 
     def load(self, name: str, *shape: int, part: TensorPart | None = None) -> Tensor:
@@ -155,7 +158,7 @@ class TensorReader:
         kept = [None if levels is None else levels.kept_as(self._keeps, self._dtype) for levels in found]
         whole = [weight for weight in kept if weight is not None]
         if len(whole) == len(kept) and len({(w.middle is None, w.scale.shape[1:]) for w in whole}) == 1:
-            return stacked(whole).to(self._device)
+            return stacked(whole).placed(partial(moved, self._device, self._upload))
         target = torch.empty((sum(sizes.values()), columns), dtype=self._dtype, device=self._device)
         offset = 0
         for (name, size), levels in zip(sizes.items(), found, strict=True):

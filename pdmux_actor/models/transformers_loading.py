@@ -27,6 +27,7 @@ from pdmux_actor.models.transformers_check import check_against, example_tokens
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_decoder import TransformersDecoder
 from pdmux_actor.models.unpacked_checkpoint import unpack_checkpoint
+from pdmux_actor.models.uploads import moved, upload_to
 from pdmux_actor.models.weights import torch_dtype
 
 _LOG = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ def load_transformers_decoder(
             check_quantisable(model, config.spec, layers)
             prefix = next(name for name, module in causal_lm.named_modules() if module is layers)
         if device is not None:
+            upload = upload_to(device)
+            for tensor in (*causal_lm.parameters(), *causal_lm.buffers()):
+                tensor.data = moved(device, upload, tensor.data)
             causal_lm = causal_lm.to(device)
         try:
             decoder = _taken_apart(causal_lm, config, kernels, is_rounded=False)
