@@ -30,17 +30,17 @@ from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.launch_limits import LaunchLimits
 
-ROW_KEY = ("rate_per_s", "policy")
+ROW_KEY = ("rate_per_s", "policy", "tbt_target_s")
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 128
 RATES = (8.0, 10.0, 12.0)
 DEFAULT_POLICIES = ("mux", "chunked_prefill", "static_split")
 _CHUNK_TOKENS = 512
-_SLO = Slo(ttft_s=1.0, tbt_s=0.025)
+_TBT_S = 0.025
 _WARM_UP_REQUESTS = 8
 
 
 def requests_at(
-    rate_per_s: float, seconds: float, *, model: str, vocab_size: int, tokens: tuple[int, int], salt: int
+    rate_per_s: float, seconds: float, *, model: str, vocab_size: int, tokens: tuple[int, int], salt: int, slo: Slo
 ) -> list[TimedRequest]:
     """Poisson arrivals, the same for every `salt`, which only keeps prompts out of each other's prefix cache."""
     arrivals = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def requests_at(
             model=model,
             prompt_token_ids=tuple(prompt.tolist()),
             sampling=SamplingParams(max_tokens=tokens[1], temperature=0.0, ignore_eos=True),
-            slo=_SLO,
+            slo=slo,
         )
         made.append(TimedRequest(at_s, request))
     return made
@@ -84,6 +84,7 @@ def measure_all(
     rates: Sequence[float],
     policies: Sequence[str],
     seconds: float,
+    tbt_s: float = _TBT_S,
     tokens: tuple[int, int] = (INPUT_TOKENS, OUTPUT_TOKENS),
     dtype: str = "bfloat16",
 ) -> None:
@@ -95,13 +96,13 @@ def measure_all(
             salt += 2
 
             def row(rate: float = rate, policy: str = policy, salt: int = salt) -> Row:
-                make = {"model": model, "vocab_size": vocab_size, "tokens": tokens}
+                make = {"model": model, "vocab_size": vocab_size, "tokens": tokens, "slo": Slo(ttft_s=1.0, tbt_s=tbt_s)}
                 warm = requests_at(rate, _WARM_UP_REQUESTS / rate, salt=salt + 1, **make)
                 if warm:
                     measure(session, policy, warm)
                 return measure(session, policy, requests_at(rate, seconds, salt=salt, **make))
 
-            kept.attempt({"rate_per_s": rate, "policy": policy}, row)
+            kept.attempt({"rate_per_s": rate, "policy": policy, "tbt_target_s": tbt_s}, row)
     session.close()
 
 
@@ -110,6 +111,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
         kv_pool_bytes=int(options.kv_gib * (1 << 30)),
         block_bytes=BLOCK_BYTES,
         captures=not options.eager,
+        fuses=any(POLICIES[policy].fuses for policy in options.policy or DEFAULT_POLICIES),
         launch_limits=LaunchLimits(batch_tokens=MAX_BATCH_TOKENS, sequences=MAX_SEQUENCES),
     )
     kept.note_gpu(executor.device, executor.chosen)
@@ -121,6 +123,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
         rates=options.rate or RATES,
         policies=options.policy or DEFAULT_POLICIES,
         seconds=6.0 if options.quick else 15.0,
+        tbt_s=options.tbt_s,
     )
 
 
@@ -141,6 +144,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--kv-gib", type=float, default=16.0)
     parser.add_argument("--rate", type=float, action="append", help="requests a second; again for several")
+    parser.add_argument("--tbt-s", type=float, default=_TBT_S, help="target of every request (default: %(default)s)")
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
     parser.add_argument("--eager", action="store_true", help="decode launch by launch")
     run_script(parser, ROW_KEY, measure_on_gpu, show, draw)

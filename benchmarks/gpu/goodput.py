@@ -137,9 +137,9 @@ class Searches:
         return requests_at
 
 
-def keys_of(workloads: Sequence[str], policies: Sequence[str], budget: int) -> list[Row]:
+def keys_of(workloads: Sequence[str], policies: Sequence[str], budget: int, *, is_first: bool) -> list[Row]:
     """All policies with the first budget; with the others chunked prefill alone."""
-    chosen = policies if budget == BUDGETS[0] else [policy for policy in policies if policy == "chunked_prefill"]
+    chosen = policies if is_first else [policy for policy in policies if policy == "chunked_prefill"]
     return [
         {"workload": workload, "policy": policy, "chunk_budget_tokens": budget}
         for workload in workloads
@@ -151,10 +151,11 @@ def measure_all(
     kept: KeptRows, options: argparse.Namespace, open_executor: Callable[[], TorchCudaExecutor], *, dtype: str
 ) -> None:
     workloads, policies = options.workload or ["sharegpt"], options.policy or DEFAULT_POLICIES
+    budgets = options.budget or BUDGETS
+    by_budget = {b: keys_of(workloads, policies, b, is_first=b == budgets[0]) for b in budgets}
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("goodput", total=sum(len(keys_of(workloads, policies, b)) for b in BUDGETS))
-        for budget in BUDGETS:
-            keys = keys_of(workloads, policies, budget)
+        task = progress.add_task("goodput", total=sum(map(len, by_budget.values())))
+        for budget, keys in by_budget.items():
             if any(kept.wants(**key) for key in keys):
                 executor = open_executor()
                 kept.note_gpu(executor.device, executor.chosen)
@@ -190,6 +191,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-3-8b")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="default: sharegpt")
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
+    parser.add_argument("--budget", action="append", type=int, help="tokens of a fused step (default: 1024, 512, 2048)")
     parser.add_argument("--scale", type=float, default=1.0, help="divides all lengths (default: 1)")
     parser.add_argument("--kv-gib", type=float, default=80.0)
     parser.add_argument("--eager", action="store_true", help="decode launch by launch")
@@ -207,6 +209,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
             kv_pool_bytes=kv_pool_bytes,
             block_bytes=BLOCK_BYTES,
             captures=not options.eager,
+            fuses=any(POLICIES[policy].fuses for policy in options.policy or DEFAULT_POLICIES),
             launch_limits=LaunchLimits(batch_tokens=MAX_BATCH_TOKENS, sequences=MAX_SEQUENCES),
         )
 

@@ -17,7 +17,11 @@ from gpu import collect_wheels, preflight
 
 ROOT = Path(__file__).parents[3]
 SEARCHED = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "pdmux_actor", ROOT / "tests" / "pdmux_actor" / "gpu")
-SCRIPTS = [*(ROOT / "benchmarks" / "gpu").glob("*.py"), *(ROOT / "tests" / "pdmux_actor" / "gpu").glob("*.py")]
+OF_THE_PRODUCT = {"fleet.py", "random_checkpoints.py"}  # what a whole fleet needs is what muxfleet says that it needs
+SCRIPTS = [
+    *[file for file in (ROOT / "benchmarks" / "gpu").glob("*.py") if file.name not in OF_THE_PRODUCT],
+    *(ROOT / "tests" / "pdmux_actor" / "gpu").glob("*.py"),
+]
 
 
 def imports_at_once(nodes: list[ast.stmt]) -> Iterator[str]:

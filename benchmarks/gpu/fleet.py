@@ -1,0 +1,185 @@
+"""A whole fleet on this GPU: Ray, gateway, HTTP, a unit of two models, asked by `muxfleet bench`; then its engine dies.
+
+    python benchmarks/gpu/fleet.py [--json FILE] [--quick] [--rate 8 ...] [--policy mux] [--device cuda|cpu]
+
+Random weights of --model shapes are written to --folder first, which should be memory (16 GB for an 8B model). Lengths
+are ShareGPT's, arrivals Poisson; the first model is asked four times as often as the second. Targets: 0.5 s to the
+first token, 50 ms between tokens; a request is in time if its first token and every gap is. Needs Ray and muxfleet's
+command beside this Python; `--device cpu` tries the script without a GPU.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import httpx
+import pandas as pd
+import torch
+from fleets.running_fleet import FleetProcess, running_fleet
+from gpu.random_checkpoints import write_random_checkpoint
+from gpu.random_models import SHAPES
+from load.workloads import WORKLOADS, make_requests
+from report.command import make_parser, print_table, write_report
+from report.machine_facts import machine_facts
+
+from pdmux_actor.messages import Slo
+
+TARGET = Slo(ttft_s=0.5, tbt_s=0.05)
+LAST_MODELS_TURN = 5  # of so many requests one is the last model's
+MAX_MODEL_LEN = 8192
+KILLED_AFTER_S = 4.0
+WARM_UP_REQUESTS = 24
+Row = dict[str, Any]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__, quick="runs of 8 s, not of 30")
+    parser.add_argument("--model", action="append", choices=sorted(SHAPES), help="default: llama-3-8b, llama-3-1b")
+    parser.add_argument("--rate", action="append", type=float, help="requests per second (default: 8, 16, 32)")
+    parser.add_argument("--policy", default="mux")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm/muxfleet-gpu-fleet"), help="of the checkpoints")
+    parser.add_argument("--kv-memory", default="60GiB")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--port", type=int, default=20491)
+    parser.add_argument("--verbose", action="store_true", help="show what the fleet says")
+    return parser
+
+
+def write_fleet(options: argparse.Namespace, models: Sequence[str]) -> Path:
+    """The file, and checkpoints that are not there yet."""
+    for shape in models:
+        if not (options.folder / shape).exists():
+            partial_folder = options.folder / f".{shape}"
+            shutil.rmtree(partial_folder, ignore_errors=True)
+            write_random_checkpoint(partial_folder, shape, torch.device(options.device), MAX_MODEL_LEN)
+            partial_folder.rename(options.folder / shape)
+    pool: Row = {"name": "gpu", "device": options.device, "kv_memory": options.kv_memory}
+    slo = {"ttft_s": TARGET.ttft_s, "tbt_s": TARGET.tbt_s}
+    on_gpu = options.device == "cuda"
+    fleet = {
+        "name": "gpu",
+        "models": [{"id": shape, "source": f"./{shape}", "dtype": "bfloat16", "slo": slo} for shape in models],
+        "pools": [pool | ({"gpu_type": gpu_type()} if on_gpu else {"cores": 2})],
+        "engine": {"policy": options.policy}
+        | ({"max_batch_tokens": 8192, "max_running_sequences": 256} if on_gpu else {}),
+        "gateway": {"port": options.port, "hold_s": 120},
+    }
+    file: Path = options.folder / "fleet.json"
+    file.write_text(json.dumps(fleet))
+    return file
+
+
+def gpu_type() -> str:
+    """As the profiler's table has it."""
+    name = torch.cuda.get_device_name()
+    return "H200" if "H200" in name else "H100"
+
+
+def write_trace(file: Path, models: Sequence[str], *, rate_per_s: float, count: int, salt: int) -> None:
+    requests = make_requests(
+        WORKLOADS["sharegpt"],
+        model=models[0],
+        rate_per_s=rate_per_s,
+        count=count,
+        seed=salt,
+        salt=salt,
+        slo_of=lambda _: TARGET,
+        longest_tokens=MAX_MODEL_LEN // 2,
+    )
+    rows = [
+        {
+            "arrival_s": timed.at_s,
+            "input_tokens": len(timed.request.prompt_token_ids),
+            "output_tokens": timed.request.sampling.max_tokens,
+            "model": models[-1] if index % LAST_MODELS_TURN == LAST_MODELS_TURN - 1 else models[0],
+        }
+        for index, timed in enumerate(requests)
+    ]
+    pd.DataFrame(rows).to_parquet(file)
+
+
+def replay(fleet: FleetProcess, folder: Path, trace: Path, seed: int) -> Row:
+    """What `muxfleet bench` says. It ends with 1 where requests were lost, which the row tells."""
+    out = folder / "bench.json"
+    out.unlink(missing_ok=True)
+    command = fleet.command("bench", fleet.url, "--trace", str(trace), "--seed", str(seed), "--json", str(out))
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not out.exists():
+        sys.exit(f"muxfleet bench: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    figures: Row = json.loads(out.read_text())
+    return {**figures["total"], "models": figures["models"]}
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    models = options.model or ["llama-3-8b", "llama-3-1b"]
+    options.folder.mkdir(parents=True, exist_ok=True)
+    began_s = time.perf_counter()
+    file = write_fleet(options, models)
+    print(f"checkpoints written in {time.perf_counter() - began_s:.1f} s", flush=True)
+    rows: list[Row] = []
+    trace = options.folder / "trace.parquet"
+    span_s = 8.0 if options.quick else 30.0
+    began_s = time.perf_counter()
+    with running_fleet(file, options=["-v"] if options.verbose else []) as fleet:
+        rows.append({"what": "start", "seconds": time.perf_counter() - began_s})
+        print(f"serving after {rows[-1]['seconds']:.1f} s", flush=True)
+        write_trace(trace, models, rate_per_s=4.0, count=WARM_UP_REQUESTS, salt=99)
+        replay(fleet, options.folder, trace, 99)
+        for number, rate in enumerate(options.rate or [8.0, 16.0, 32.0]):
+            write_trace(trace, models, rate_per_s=rate, count=round(rate * span_s), salt=number)
+            rows.append({"what": "replay", "rate_per_s": rate, **replay(fleet, options.folder, trace, number)})
+            show(rows[-1:])
+        rows.append({"what": "engine killed", **kill_under_load(fleet, options.folder, trace, models)})
+        show(rows[-1:])
+        status = httpx.get(f"{fleet.url}/metrics", timeout=30, trust_env=False).text
+        if options.json:
+            options.json.with_suffix(".metrics.txt").write_text(status)
+        if options.verbose:
+            print(fleet.output[-20_000:])
+    facts: Mapping[str, object] = machine_facts() | {"policy": options.policy, "models": models}
+    if options.device == "cuda":
+        facts = {**facts, "gpu": torch.cuda.get_device_name()}
+    write_report(options.json, facts, rows)
+
+
+def kill_under_load(fleet: FleetProcess, folder: Path, trace: Path, models: Sequence[str]) -> Row:
+    """The only unit's engine dies while it serves."""
+    write_trace(trace, models, rate_per_s=4.0, count=32, salt=1000)
+    victim = fleet.engine()
+    timer = threading.Timer(KILLED_AFTER_S, victim.kill)
+    timer.start()
+    began_s = time.perf_counter()
+    row = replay(fleet, folder, trace, 1000)
+    fleet.wait_until_replaced(victim, fleet.engine)
+    return {**row, "rate_per_s": 4.0, "seconds": time.perf_counter() - began_s - KILLED_AFTER_S}
+
+
+def show(rows: Sequence[Row]) -> None:
+    columns = {
+        "what": "{what}",
+        "requests/s": "{rate_per_s:.0f}",
+        "requests": "{requests}",
+        "lost": "{lost}",
+        "failed": "{failed}",
+        "refused": "{rejected}",
+        "in time": "{request_attainment:.3f}",
+        "ttft p50": "{ttft_s[p50]:.3f}",
+        "p99": "{ttft_s[p99]:.3f}",
+        "tbt p50": "{tbt_s[p50]:.4f}",
+        "p99 ": "{tbt_s[p99]:.4f}",
+    }
+    print_table(rows, columns)
+
+
+if __name__ == "__main__":
+    main()
