@@ -27,9 +27,10 @@ class StreamTimes:
 
 
 class SseConnection(asyncio.Protocol):
-    """One kept-alive connection, one request at a time."""
+    """One kept-alive connection, one request at a time; opened anew where the server has closed it meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
         # Not the loop's time: uvloop counts it in milliseconds.
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -39,7 +40,7 @@ class SseConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, host: str, port: int) -> "SseConnection":
-        _, protocol = await asyncio.get_running_loop().create_connection(cls, host, port)
+        _, protocol = await asyncio.get_running_loop().create_connection(lambda: cls(host, port), host, port)
         return protocol
 
     def close(self) -> None:
@@ -81,6 +82,8 @@ class SseConnection(asyncio.Protocol):
     async def _exchange(self, request: bytes) -> tuple[float, float]:
         assert self._transport is not None
         assert self._complete is None, "one request at a time"
+        if self._transport.is_closing():  # it was idle for too long
+            await self._loop.create_connection(lambda: self, self._host, self._port)
         self._received.clear()
         self._first_s = 0.0
         self._complete = self._loop.create_future()

@@ -12,6 +12,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
+from router.text.qwen2_tokenizer import is_qwen2_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +27,8 @@ _FILES = (
     "tokenizer_config.json",
 )
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Those that transformers' Qwen2Tokenizer sets by itself where nothing is said.
+_QWEN2_NAMED = frozenset({"bos_token", "eos_token", "unk_token", "pad_token"})
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 # Keys of a tokenizer_config.json that are read here, and those that change neither tokens nor templates.
 _READ = frozenset({*_NAMED, *_EXTRA, "added_tokens_decoder", "chat_template", "response_template", "tokenizer_class"})
@@ -35,6 +38,7 @@ _INERT = frozenset(
         "add_eos_token",
         "backend",
         "clean_up_tokenization_spaces",
+        "errors",
         "is_local",
         "local_files_only",
         "model_input_names",
@@ -45,7 +49,9 @@ _INERT = frozenset(
         "truncation_side",
     }
 )
+_INERT_UNLESS_SET = frozenset({"add_prefix_space", "split_special_tokens"})
 _CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+_QWEN2_CLASSES = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
 # Of these, whatever class is named, transformers makes another tokenizer of the file, or takes another file.
 _OTHERWISE = frozenset(
     {
@@ -57,7 +63,6 @@ _OTHERWISE = frozenset(
         "mistral_large4",
         "mixtral",
         "pixtral",
-        "qwen2",
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_5_moe_text",
@@ -103,7 +108,8 @@ def _read(folder: Path) -> ChatTokenizer | None:
     if not (folder / "tokenizer.json").is_file() or not (folder / "tokenizer_config.json").is_file():
         return None
     config = _json(folder / "tokenizer_config.json")
-    if config.get("tokenizer_class") not in _CLASSES or not config.keys() <= _READ | _INERT:
+    unset = {name for name in _INERT_UNLESS_SET if not config.get(name)}
+    if config.get("tokenizer_class") not in _CLASSES | _QWEN2_CLASSES or not config.keys() <= _READ | _INERT | unset:
         return None
     model = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if model.get("model_type") in _OTHERWISE or "model_name" in model:
@@ -113,8 +119,12 @@ def _read(folder: Path) -> ChatTokenizer | None:
         return None
     named = {name: config[name] for name in _NAMED if config.get(name) is not None}
     extra = next((config[name] for name in _EXTRA if config.get(name)), ())
-    added = {token["id"]: token for token in _json(folder / "tokenizer.json").get("added_tokens") or ()}
-    if not _holds(added.values(), [*named.values(), *extra], config.get("added_tokens_decoder") or {}):
+    state = _json(folder / "tokenizer.json")
+    declared = config.get("added_tokens_decoder") or {}
+    if not _holds(state.get("added_tokens") or (), [*named.values(), *extra], declared):
+        return None
+    is_qwen2 = config["tokenizer_class"] in _QWEN2_CLASSES or model.get("model_type") == "qwen2"
+    if is_qwen2 and not (config.keys() >= _QWEN2_NAMED and is_qwen2_state(state, len(declared))):
         return None
     return ChatTokenizer(
         backend=Tokenizer.from_file(str(folder / "tokenizer.json")),
