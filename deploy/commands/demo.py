@@ -57,7 +57,7 @@ def demo(
     ] = WeightsChoice.AUTO,
     wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 180.0,
     write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Only write checkpoints and fleet file there.")
+        Path | None, typer.Option(metavar="DIR", help="Only write checkpoints (auto: random) and fleet file there.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of Ray and of the units.")] = False,
 ) -> None:
@@ -66,10 +66,13 @@ def demo(
     Example: muxfleet demo --once --json demo.json
     """
     console = terminal()
-    if write is not None:
-        console.print(f"wrote {write_demo(write)}", soft_wrap=True)
-        return
+    if write is not None and weights is WeightsChoice.AUTO:
+        weights = WeightsChoice.RANDOM  # a folder to take elsewhere: trained ones are links out of it
     trained = _weights(console, weights)
+    if write is not None:
+        file = write_demo(write, trained)
+        console.print(f"wrote {file}\n{_models_line(read_fleet_file(file), trained)}", soft_wrap=True)
+        return
     limits = RANDOM_LIMITS if trained is None else TRAINED_LIMITS
     workload = _workload(trace, requests=requests, seed=seed, limits=limits)
     with tempfile.TemporaryDirectory(prefix="muxfleet-demo-") as folder:

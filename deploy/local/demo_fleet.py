@@ -1,5 +1,6 @@
 """The demo: three small models of different shapes on one CPU unit, and the trace that is replayed against them."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,18 +85,28 @@ def write_demo(folder: Path, weights: DemoWeights | None = None) -> Path:
     fleet_file = folder / FLEET_FILE_NAME
     trained = {} if weights is None else {"demo-llama": weights.llama, "demo-qwen2": weights.qwen2}
     try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         for name, shape in DEMO_SHAPES.items():
+            checkpoint = folder / "checkpoints" / name
+            _remove(checkpoint)
             if name in trained:
-                (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-                (folder / "checkpoints" / name).symlink_to(trained[name], target_is_directory=True)
+                checkpoint.symlink_to(trained[name], target_is_directory=True)
             else:
-                write_random_checkpoint(folder / "checkpoints" / name, shape, CHECKPOINT_SEED)
+                write_random_checkpoint(checkpoint, shape, CHECKPOINT_SEED)
         fleet_file.write_text(FLEET_TEXT, encoding="utf-8")
     except OSError as error:
         raise OutputNotWritable(path=str(folder), reason=error.strerror or str(error)) from error
     except SafetensorError as error:  # what the library makes of a full disk
         raise OutputNotWritable(path=str(folder), reason=str(error)) from error
     return fleet_file
+
+
+def _remove(checkpoint: Path) -> None:
+    """What was written before: of a link, not what it leads to."""
+    if checkpoint.is_symlink():
+        checkpoint.unlink()
+    elif checkpoint.exists():
+        shutil.rmtree(checkpoint)
 
 
 def generated_trace(*, requests: int, seed: int, limits: MachineLimits = RANDOM_LIMITS) -> DemoTrace:

