@@ -36,10 +36,10 @@ def incident(
     events = () if unknown else story_of(told, model=model, unit=unit, request_id=request)
     console = terminal()
     for line in lines_of(events):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line, soft_wrap=True)
     if not events:
         said = f"in the last {since} {unknown}" if told and unknown else f"no event in the last {since}"
-        console.print(said, soft_wrap=True, highlight=False, markup=False)
+        console.print(said, soft_wrap=True)
     if json_file is not None:
         write_json(json_file, msgspec.to_builtins(events))
 

@@ -103,6 +103,12 @@ def test_plan__unsupported_architecture__is_one_line(run: Run, tmp_path: Path) -
     assert err.count("\n") == 1
 
 
+def test_demo__write__folder_looks_like_markup__is_shown_as_it_is(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "[a]:cat:"
+
+    assert f"wrote {folder / 'demo.yaml'}\n" in run("demo", "--write", folder)[1]
+
+
 def test_demo__write__no_place_to_go__is_one_line_and_code_2(run: Run) -> None:
     code, _, err = run("demo", "--write", "/dev/null/demo")
 
