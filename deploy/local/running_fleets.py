@@ -72,6 +72,7 @@ def running_fleets(folder: Path) -> Sequence[RunningFleet]:
         if is_alive(fleet):
             found.append(fleet)
         else:
+            _applied(folder, fleet.pid, fleet.started_s).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
     return found
 

@@ -5,7 +5,14 @@ import pytest
 
 from deploy.errors import FleetUnreachable
 from deploy.fleet_file.settings import FleetFile
-from deploy.local.running_fleets import RunningFleet, announced, find_fleet, running_fleets, this_process_started_s
+from deploy.local.running_fleets import (
+    RunningFleet,
+    announced,
+    find_fleet,
+    keep_applied,
+    running_fleets,
+    this_process_started_s,
+)
 from deploy.serve.fleet_change import change_between, only_at_start
 from deploy.serve.render import serve_config
 
@@ -120,6 +127,8 @@ def test_running_fleets__announced__is_found_by_name_and_gone_after(tmp_path: Pa
 
 
 def test_running_fleets__left_by_a_process_that_died__is_removed(tmp_path: Path) -> None:
-    with announced(tmp_path, running(started_s=1.0)):
+    died = running(started_s=1.0)
+    with announced(tmp_path, died):
+        keep_applied(tmp_path, died, "name: fleet")
         assert not running_fleets(tmp_path)
         assert not list(tmp_path.iterdir())
