@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from router.errors import InvalidRequest, UnsupportedParameter
-from router.openai.chat import unsupported_kind
+from router.openai.chat import EMPTY_IN_MESSAGES, unsupported_kind, unsupported_value
 from router.openai.large_body import parameters_and_prompt
 from router.openai.nearest_name import did_you_mean
 from router.openai.parameters import UNIMPLEMENTED
@@ -56,6 +56,8 @@ def invalid(document: dict[str, Any], details: Sequence[ErrorDetails], known: It
     if other is not None:
         place = _param(document, other)
         return unsupported_kind(place if field == "tools" else place.removesuffix(".type"))
+    if field == "messages" and first["loc"][-1] in EMPTY_IN_MESSAGES:
+        return unsupported_value(param)
     if first["type"] == "missing":
         message = f"Missing required parameter: {param!r}."
         return InvalidRequest(message, param=param, code="missing_required_parameter")

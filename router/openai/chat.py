@@ -26,6 +26,7 @@ from router.openai.tools import (
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 16_384
 MAX_CALLS = 1024  # of one message
+EMPTY_IN_MESSAGES = ("annotations", "audio")  # what SDKs send back, and nothing else
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -211,6 +212,11 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
                 choice = self.function_call
             return tool_use(tools, choice, parallel=False, is_legacy=True)
         return tool_use(self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
+
+
+def unsupported_value(param: str) -> UnsupportedParameter:
+    """Builds the error for a field of a message that must be empty."""
+    return UnsupportedParameter(f"{param!r} with a value in it is not implemented; leave it out.", param=param)
 
 
 def unsupported_kind(param: str) -> UnsupportedParameter:

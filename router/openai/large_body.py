@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from router.errors import InvalidRequest
 from router.openai.chat import (
+    EMPTY_IN_MESSAGES,
     MAX_CALLS,
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
@@ -22,6 +23,7 @@ from router.openai.chat import (
     CalledFunction,
     ChatMessage,
     unsupported_kind,
+    unsupported_value,
 )
 from router.openai.nearest_name import did_you_mean
 
@@ -76,7 +78,6 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     audio: msgspec.Raw = _NOTHING
 
 
-_EXTRAS = ("annotations", "audio")
 _TOOLS = ("tools", "functions")
 
 
@@ -145,11 +146,10 @@ def kept_messages(raw: bytes | msgspec.Raw) -> list[ChatMessage]:
 
 
 def _message(index: int, message: _Message) -> ChatMessage:
-    for name in _EXTRAS:
+    for name in EMPTY_IN_MESSAGES:
         raw = getattr(message, name)
         if len(memoryview(raw)) > _MAX_EXTRA_BYTES or msgspec.json.decode(raw):
-            param = f"messages[{index}].{name}"
-            raise InvalidRequest(f"{param!r} with a value in it is not implemented; leave it out.", param=param)
+            raise unsupported_value(f"messages[{index}].{name}")
     content = message.content
     return ChatMessage.model_construct(
         role=message.role,

@@ -78,6 +78,7 @@ async def test_body__not_an_object__400(http, body) -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "invalid_type", "messages[0].content"),
         ({"messages": [{"role": "boss", "content": "x"}]}, "invalid_value", "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "missing_required_parameter", "messages[0].role"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "unsupported_parameter", "messages[0].audio"),
         ({"stream_options": {"include_usage": "yes"}}, "invalid_type", "stream_options.include_usage"),
         ({"presence_penalty": 2.5}, "invalid_value", "presence_penalty"),
         ({"frequency_penalty": -3}, "invalid_value", "frequency_penalty"),
