@@ -8,8 +8,8 @@ _PIPED_COLUMNS = 160
 
 
 def terminal() -> Console:
-    """What is printed is no markup: names and paths may look like it. A pipe has no width; rich's 80 columns would cut
-    tables.
+    """Returns a console that prints no markup: names and paths may look like it. A pipe has no width; rich's 80 columns
+    would cut tables.
     """
     plain = partial(Console, highlight=False, markup=False, emoji=False)
     console = plain()
