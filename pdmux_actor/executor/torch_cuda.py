@@ -86,7 +86,7 @@ class TorchCudaExecutor:
         make_runner: MakeCudaRunner = lone_cuda_runner,
     ) -> None:
         """`captures_ahead`: once a model is attached, decode steps of `launch_limits` and layers of short prompts are
-        captured whenever no launch is in flight; a model that comes to an empty device `is_warming` until they are.
+        captured whenever no launch is in flight; it `is_warming` until they are, or until anything is to be computed.
         `fuses`: so are fused steps, which the policy will ask for. `eager_layer_s`: what the host takes to launch a
         layer of a prompt kernel by kernel; layers that compute for longer are not captured. A model needs room for
         launches of `launch_limits` beside its weights. `paged_flash` is used where it takes blocks. `chosen`: what was,
@@ -185,8 +185,7 @@ class TorchCudaExecutor:
             streams, sizes = self._lanes.streams, (limits.sequences, captured_tokens)
             fuses = self._fuses and self._attached[info.model].has_pieces
             self._graphs.plan(likely_captures(info.model, streams, self.device, *sizes, fuses=fuses))
-            if len(self._attached) == 1:
-                self._warming.add(info.model)
+            self._warming.add(info.model)
 
     def is_warming(self, model: str) -> bool:
         return model in self._warming
