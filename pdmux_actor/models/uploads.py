@@ -8,6 +8,7 @@ decode step of another one took seconds on an H200, and the loop that launches i
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -55,9 +56,17 @@ class Stages(Protocol):
         ...
 
 
+@cache
+def upload_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the one stream of a device on which weights come. torch hands out 32 in turn: with one for each model the
+    32nd would be that on which prompts run and are captured, and a capture would take copies of weights into its graph.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # the library has no types
+
+
 class CudaStages:
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # the library has no types
+        self._stream = upload_stream(device)
         self._default = torch.cuda.default_stream(device)
 
     def new_stage(self) -> Tensor:
@@ -97,14 +106,16 @@ class StagedUpload:
         flat, rest = target.view(-1), source.reshape(-1)
         at_once = STAGE_BYTES // target.itemsize
         pair = self._pair()
-        for number, first in enumerate(range(0, len(flat), at_once)):
-            stage, piece = pair[number % 2], flat[first : first + at_once]
-            self._settle(stage)
-            staged = stage.memory.view(target.dtype)[: len(piece)]
-            staged.copy_(rest[first : first + at_once])
-            stage.sent = self._stages.send(piece, staged)
-        for stage in pair:
-            self._settle(stage)
+        try:
+            for number, first in enumerate(range(0, len(flat), at_once)):
+                stage, piece = pair[number % 2], flat[first : first + at_once]
+                self._settle(stage)
+                staged = stage.memory.view(target.dtype)[: len(piece)]
+                staged.copy_(rest[first : first + at_once])
+                stage.sent = self._stages.send(piece, staged)
+        finally:  # also where a piece cannot be read: `target` may be another's memory as soon as nobody holds it
+            for stage in pair:
+                self._settle(stage)
 
     def _pair(self) -> tuple[_Stage, _Stage]:
         if not hasattr(self._of_thread, "pair"):

@@ -9,6 +9,11 @@ import msgspec
 from pdmux_actor.serving.json_lines import JsonLines
 
 _OWN = frozenset({"time", "level", "logger", "message"})
+# What torch writes once where it is told the SMs of a partition (executor/cuda/sm_target.py): nobody need act.
+_EXPECTED_OF_TORCH = (
+    "Setting the SM carveout for matmuls is a temporary experimental mitigation",
+    "preferred_blas_library is an experimental feature",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +31,26 @@ def log_to_actor() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines({}))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(True)  # one record each, not a line of text and one of source
 
 
 def read_line(line: bytes) -> EngineLine:
-    """Reads a line of an engine process. What is none of its log (a traceback, a library) matters: a warning."""
+    """Reads a line of an engine process. What is none of its log (a traceback, a library) matters: a warning, but for
+    what torch is known to write.
+    """
     text = line.decode(errors="replace").rstrip()
     told = _decoded(text)
     if told is None:
-        return EngineLine(level=logging.WARNING, message="the engine process writes", text=text, fields={"line": text})
+        level = _level(logging.WARNING, text)
+        return EngineLine(level=level, message="the engine process writes", text=text, fields={"line": text})
     fields = {name: value for name, value in told.items() if name not in _OWN} | {"engine_logger": told["logger"]}
-    level = logging.getLevelNamesMapping().get(told["level"], logging.WARNING)
+    level = _level(logging.getLevelNamesMapping().get(told["level"], logging.WARNING), told["message"])
     words = f"{told['level']} {told['logger']}: {told['message']}"
     return EngineLine(level=level, message=told["message"], text="\n".join([words, *_exception(told)]), fields=fields)
+
+
+def _level(level: int, said: str) -> int:
+    return min(level, logging.INFO) if any(words in said for words in _EXPECTED_OF_TORCH) else level
 
 
 def _decoded(text: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.uploads import STAGE_BYTES, StagedUpload, copy_in_place, moved, upload_to
+from pdmux_actor.models.uploads import STAGE_BYTES, StagedUpload, copy_in_place, moved, upload_stream, upload_to
 
 
 @dataclass(eq=False)
@@ -84,6 +84,44 @@ def test_staged_upload__several_threads__have_stages_of_their_own() -> None:
         list(pool.map(lambda n: uploads[n](targets[n], sources[n]), range(2)))
 
     assert all(map(torch.equal, targets, sources))
+
+
+class Unreadable:
+    """A tensor of a file of which one piece cannot be read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def reshape(self, *_: int) -> "Unreadable":
+        return self
+
+    def __getitem__(self, of: slice) -> Tensor:
+        if of.start:
+            raise OSError("the file system went away")
+        return self._tensor[of]
+
+
+def test_staged_upload__read_that_breaks_off__leaves_no_copy_on_its_way() -> None:
+    stages = LateStages()
+    source, target = torch.ones(2 * PER_STAGE), torch.zeros(2 * PER_STAGE)
+
+    with pytest.raises(OSError, match="went away"):
+        StagedUpload(stages)(target, Unreadable(source))
+
+    assert not stages.pending
+
+
+def test_upload_to__a_gpu__has_one_stream_however_many_models_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or device)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
+    gpu = torch.device("cuda", 0)
+
+    for _ in range(33):
+        upload_to(gpu)
+
+    upload_stream.cache_clear()
+    assert made == [gpu]
 
 
 def test_upload_to__the_host__copies_in_place_and_moves_nothing() -> None:

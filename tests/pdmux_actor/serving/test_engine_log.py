@@ -40,3 +40,33 @@ def test_line__that_is_no_record__is_a_warning_with_its_text(line: str) -> None:
 
     assert (said.level, said.message) == (logging.WARNING, "the engine process writes")
     assert said.fields["line"] == said.text
+
+
+WARNER = """
+import warnings
+from pdmux_actor.serving.engine_log import log_to_actor
+log_to_actor()
+warnings.warn("torch.backends.cuda.preferred_blas_library is an experimental feature. If you see any error")
+warnings.warn("something else")
+"""
+
+
+def test_warnings__of_libraries__are_one_record_each_and_what_is_expected_of_torch_is_no_warning() -> None:
+    done = subprocess.run([sys.executable, "-c", WARNER], capture_output=True, timeout=60, check=False)
+
+    expected, other = (read_line(line) for line in done.stderr.splitlines())
+    assert (expected.level, other.level) == (logging.INFO, logging.WARNING)
+    assert "experimental feature" in expected.message
+    assert "something else" in other.message
+
+
+def test_line__that_torch_writes_where_products_are_told_their_sms__is_no_warning() -> None:
+    line = (
+        "[W1127 18:53:33.712842345 Context.cpp:688] Warning: Setting the SM carveout for matmuls is a temporary"
+        " experimental mitigation for performance issues, while more robust solutions are developed."
+    )
+
+    said = read_line(line.encode())
+
+    assert (said.level, said.text) == (logging.INFO, line)
+    assert read_line(b"[W1127 18:53:33.7 Context.cpp:688] Warning: cuBLAS is lost").level == logging.WARNING
