@@ -58,10 +58,15 @@ def test_session_folder__any_fleet__is_its_owners_only(fleet: FleetProcess) -> N
 
 
 CHANGE_IT = """
-import sys, time
-from deploy.commands.joined_fleet import joined_fleet
+import sys
+from deploy.environment import export_environment, running_fleets_folder
 from deploy.errors import FleetChanging
-with joined_fleet(None):
+from deploy.local.ray_environment import joining_environment
+from deploy.local.running_fleets import running_fleets
+(fleet,) = [f for f in running_fleets(running_fleets_folder()) if f.pid == int(sys.argv[1])]
+export_environment(joining_environment(auth_token=fleet.auth_token))
+from deploy.local.local_ray import joined_ray
+with joined_ray(fleet.address, is_verbose=False):
     from deploy.serve import sole_change
     for sole_change._WAIT_S in (0.5, 60.0):
         try:
@@ -76,7 +81,7 @@ with joined_fleet(None):
 
 def test_change__another_is_being_made__waits_for_it_or_for_the_end_of_its_process(fleet: FleetProcess) -> None:
     def changing() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", CHANGE_IT]
+        command = [sys.executable, "-c", CHANGE_IT, str(fleet.pid)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     with changing() as one, changing() as other:
