@@ -8,6 +8,7 @@ what the parts have found is thrown away and the fleet is run as a whole.
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,11 @@ class PartProgress:
     part: int
     ended: int
     virtual_s: float
+    has_queued: bool = False
+
+
+class _RequestWaits(Exception):
+    """A part has told that a request had to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +55,8 @@ def run_fleet_divided(
     """Finds what `run_fleet` finds, with up to `jobs` processes where the fleet and the stream can be divided."""
     parts = _parts(deployed, stream, options, jobs * _PARTS_PER_JOB) if jobs > 1 else ()
     if len(parts) > 1:
-        found = _run_parts(parts, stream, options, jobs, on_progress)
-        if found is not None:
-            return _joined(found, deployed, stream)
+        with suppress(_RequestWaits):
+            return _joined(_run_parts(parts, stream, options, jobs, on_progress), deployed, stream)
     return run_fleet(deployed, stream, options, on_progress=on_progress)
 
 
@@ -89,29 +94,28 @@ def _run_parts(
     options: RunOptions,
     jobs: int,
     on_progress: OnProgress | None,
-) -> Sequence[_PartOutcome] | None:
-    """None: a request had to wait."""
+) -> Sequence[_PartOutcome]:
+    """Raises _RequestWaits, and what still runs is stopped."""
     last = [PartProgress(part=number, ended=0, virtual_s=0.0) for number in range(len(parts))]
 
     def hear(progress: PartProgress) -> None:
+        if progress.has_queued:
+            raise _RequestWaits
         last[progress.part] = progress
         if on_progress is not None:
             on_progress(sum(p.ended for p in last), min(p.virtual_s for p in last))
 
-    found: list[_PartOutcome] = []
     with Workers(jobs, hear) as workers:
         tasks = [workers.submit(partial(_run_part, n, part, stream, options)) for n, part in enumerate(parts)]
-        for task in tasks:
-            result = task.result()
-            if result is None:
-                return None
-            found.append(result)
-    return found
+        return [task.result() for task in tasks]
 
 
 def _run_part(
     number: int, part: DeployedFleet, stream: RequestStream, options: RunOptions, tell: Tell[PartProgress]
-) -> _PartOutcome | None:
+) -> _PartOutcome:
+    def progressed(ended: int, now_s: float) -> None:
+        tell(PartProgress(part=number, ended=ended, virtual_s=now_s, has_queued=run.num_queued > 0))
+
     with seldom_collected():
         run = FleetRun(
             models=part.models,
@@ -120,11 +124,11 @@ def _run_part(
             limits=options.limits,
             gateways=options.gateways,
             give_up=lambda run: run.num_queued > 0,
-            on_progress=lambda ended, now_s: tell(PartProgress(part=number, ended=ended, virtual_s=now_s)),
+            on_progress=progressed,
             view_updates=part.view_updates,
         )
         outcome = run.run()
-    return None if run.num_queued else _PartOutcome(outcome=outcome, views=run.num_views)
+    return _PartOutcome(outcome=outcome, views=run.num_views)
 
 
 def _joined(found: Sequence[_PartOutcome], deployed: DeployedFleet, stream: RequestStream) -> FleetOutcome:

@@ -45,8 +45,9 @@ def ways(monkeypatch) -> list[bool]:
     run_parts = divided_run._run_parts
 
     def noted(*given):
+        taken.append(False)
         outcomes = run_parts(*given)
-        taken.append(outcomes is not None)
+        taken[-1] = True
         return outcomes
 
     monkeypatch.setattr(divided_run, "_run_parts", noted)
