@@ -8,12 +8,12 @@ import httpx
 import typer
 from rich.console import Console
 
-from deploy.commands.fleet_screen import at_port
 from deploy.commands.start_screen import ModelLines
 from deploy.commands.terminal import terminal
 from deploy.environment import export_environment, ray_address, running_fleets_folder
 from deploy.errors import ChangeNotReady, FleetStartError, RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
+from deploy.local.gateway_port import at_port
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
 from deploy.local.start_checks import check_cluster_answers

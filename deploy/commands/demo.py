@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupted, with_free_port
+from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupted
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
 from deploy.commands.terminal import terminal
@@ -26,6 +26,7 @@ from deploy.local.demo_fleet import (
     write_demo,
 )
 from deploy.local.demo_weights import MODEL_NAME, WHEEL_BYTES, DemoWeights, demo_weights
+from deploy.local.gateway_port import gateway_port
 from traces.machine_fit import MachineLimits
 from traces.replay import replay
 from traces.report import Summary, summarize
@@ -75,8 +76,10 @@ def demo(
         return
     limits = RANDOM_LIMITS if trained is None else TRAINED_LIMITS
     workload = _workload(trace, requests=requests, seed=seed, limits=limits)
-    with tempfile.TemporaryDirectory(prefix="muxfleet-demo-") as folder:
-        fleet = with_free_port(read_fleet_file(write_demo(Path(folder), trained)), console, asked=port)
+    with (
+        tempfile.TemporaryDirectory(prefix="muxfleet-demo-") as folder,
+        gateway_port(read_fleet_file(write_demo(Path(folder), trained)), asked=port, tell=console.print) as fleet,
+    ):
         console.print(_models_line(fleet, trained), soft_wrap=True)
         with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=wait) as running:
             _warm_up(fleet, url=running.url, seed=seed)

@@ -1,6 +1,5 @@
 """Brings a fleet up with a line per step on the terminal, and takes it down again."""
 
-import errno
 import importlib
 import os
 import secrets
@@ -16,7 +15,6 @@ from rich.console import Console
 
 from deploy.commands.start_screen import StartScreen
 from deploy.environment import export_environment, ray_address, ray_auth_token, running_fleets_folder
-from deploy.errors import PortRefused, PortTaken
 from deploy.fleet_file.settings import FleetFile
 from deploy.local.haproxy import program_path, usable_proxy
 from deploy.local.ray_environment import ray_environment
@@ -28,7 +26,6 @@ from deploy.serve.render import logical_cpus, without_node_labels
 if TYPE_CHECKING:
     from deploy.serve.serve_fleet import ServeFleet
 
-_PORTS_TO_TRY = 50
 _PROXY_WORDS: Mapping[str, str] = {"haproxy": " behind HAProxy", "python": " behind Serve's Python proxy"}
 STOP_S = 30.0
 """How long Ctrl-C lets streams finish and processes end."""
@@ -131,43 +128,6 @@ def _last_words(console: Console, line: str) -> None:
 def curl_line(url: str, model: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
     return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
-
-
-def with_free_port(fleet: FleetFile, console: Console, *, asked: int | None) -> FleetFile:
-    """A port that was asked for on the command line is taken or refused; the file's own gives way to the next free.
-
-    Raises:
-        PortTaken: the port asked for, or every port tried, is in use.
-        PortRefused: this process may not listen there, or the address is not this machine's.
-    """
-    if ray_address() is not None:  # the ports of its nodes are not this machine's to judge
-        return at_port(fleet, asked or fleet.gateway.port)
-    host = fleet.gateway.host
-    first = asked if asked is not None else fleet.gateway.port
-    port = first
-    while not _is_free(host, port):
-        if asked is not None or port >= min(first + _PORTS_TO_TRY, 65535):
-            raise PortTaken(host=host, port=first)
-        port += 1
-    if port != first:
-        console.print(f"port {first} is in use by another process; taking {port}")
-    return at_port(fleet, port)
-
-
-def at_port(fleet: FleetFile, port: int) -> FleetFile:
-    return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"port": port})})
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise PortRefused(host=host, port=port, reason=error.strerror or str(error)) from error
-        return True
 
 
 def _free_ports() -> tuple[int, int]:

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deploy.commands.fleet_screen import STOP_S, fleet_on_screen, serve_until_interrupted, with_free_port
+from deploy.commands.fleet_screen import STOP_S, fleet_on_screen, serve_until_interrupted
 from deploy.commands.terminal import terminal
 from deploy.environment import running_fleets_folder
 from deploy.errors import FleetLost
 from deploy.fleet_file.one_model import fleet_of_model
 from deploy.fleet_file.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file
+from deploy.local.gateway_port import gateway_port
 from deploy.local.running_fleets import take_applied
 
 
@@ -39,10 +40,12 @@ def up(
     console = terminal()
     fleet = _fleet(file, console)
     check_sources(fleet)
-    fleet = with_free_port(fleet, console, asked=port)
     is_serving = False
     try:
-        with fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=wait, stop_s=stop_wait) as running:
+        with (
+            gateway_port(fleet, asked=port, tell=console.print) as fleet,
+            fleet_on_screen(fleet, console, is_verbose=verbose, wait_s=wait, stop_s=stop_wait) as running,
+        ):
             is_serving = True
             serve_until_interrupted(console, running, fleet)
     except FleetLost as lost:
