@@ -188,7 +188,7 @@ class TorchCudaExecutor:
             self._warming.add(info.model)
 
     def is_warming(self, model: str) -> bool:
-        return model in self._warming
+        return model in self._warming and self._graphs.plans_any_of(model)
 
     def finish_captures(self) -> None:
         while self._warming and self._capture_planned():

@@ -124,7 +124,9 @@ class AdapterSlots:
         stacks.write(slot, adapter)
         self._slots[name] = slot
         if self._like.is_cuda:
-            torch.cuda.synchronize(self._like.device)  # launches read it on streams of their own
+            # Launches read it on streams of their own. To wait for the whole device is forbidden while the engine's
+            # thread captures, and ends the capture.
+            torch.cuda.current_stream(self._like.device).synchronize()
 
     def drop(self, name: str) -> None:
         """Its place is taken by the next; when the last has gone, so has the memory of all."""

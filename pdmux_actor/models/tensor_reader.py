@@ -97,7 +97,7 @@ class TensorReader:
         """Copies tensor `name`, or a part of it, into `target`, which has the expected shape."""
         levels = self._levels(name, _whole_shape(list(target.shape), part), part)
         if levels is not None:
-            levels.write_dense(target)
+            self._write_dense(levels, target)
             return
         path = self._take(name)
         file = self._files[path]
@@ -166,9 +166,18 @@ class TensorReader:
             if levels is None:
                 self.read(rows, name, None if parts is None else parts.get(name))
             else:
-                levels.write_dense(rows)
+                self._write_dense(levels, rows)
             offset += size
         return target
+
+    def _write_dense(self, levels: StoredProduct, target: Tensor) -> None:
+        """Unfolds on the host, whatever the device: each part by itself would be a copy from pageable memory."""
+        if target.is_cpu:
+            levels.write_dense(target)
+            return
+        dense = torch.empty(target.shape, dtype=target.dtype)
+        levels.write_dense(dense)
+        self._upload(target, dense)
 
     def all_tensors(self) -> Iterator[tuple[str, Tensor | StoredProduct]]:
         """Yields all that is unread, whatever its shape: weights of products as they are stored, then the others."""

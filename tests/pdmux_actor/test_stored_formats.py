@@ -20,6 +20,7 @@ from pdmux_actor.models.quantised_weight import rounded_to_int8
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.stored_formats.registry import FORMATS
+from pdmux_actor.models.tensor_reader import TensorReader
 from pdmux_actor.models.weights import load_weights
 
 NEW_TOKENS = 8
@@ -62,6 +63,29 @@ def held(weights: DecoderWeights) -> dict[str, Tensor]:
         "mlp.down_proj": layer.feed_forward.down.weight,
     }
     return {f"{prefix}.{name}.weight": weight.float() for name, weight in found.items()}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_read__onto_a_device__a_dense_weight_comes_by_an_upload_from_the_host(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A copy from pageable memory would hold a lock of the GPU."""
+    uploaded: list[tuple[str, str, torch.Size]] = []
+
+    def upload(target: Tensor, source: Tensor) -> None:
+        uploaded.append((target.device.type, source.device.type, source.shape))
+
+    monkeypatch.setattr("pdmux_actor.models.tensor_reader.upload_to", lambda device: upload)
+    write_quantised(plain, tmp_path / "stored", kind)
+    config = DecoderConfig.from_config("m", json.loads((tmp_path / "stored" / "config.json").read_text()), None)
+    reader = TensorReader(
+        "m", tmp_path / "stored", dtype=torch.float32, device=torch.device("meta"), stored=config.stored
+    )
+    shape = SHAPE.hidden_size, SHAPE.intermediate_size
+
+    reader.load("model.layers.0.mlp.down_proj.weight", *shape)
+
+    assert uploaded == [("meta", "cpu", torch.Size(shape))]
 
 
 def continuations(model: torch.nn.Module) -> list[list[int]]:

@@ -146,5 +146,24 @@ def test_engine__unit_that_serves__has_a_further_model_ready_as_soon_as_it_compu
     assert rig.executor.graph_facts["graphs_planned"] == NUM_CAPTURES  # for moments without launches
 
 
+def test_engine__further_model_comes_meanwhile__the_first_is_ready_with_its_own_captures(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    rig, capture = open_rig()
+    engine = Turning(rig, capture)
+    engine.attach(loaded(rig, tiny_checkpoints, "llama"), 100)
+    engine.attach(loaded(rig, tiny_checkpoints, "qwen2"), 100)
+    wait = rig.executor.wait
+    rig.executor.wait = lambda deadline_s: wait(capture.now_s + CAPTURE_S)
+
+    turns = 0
+    while len(engine.ready) < 2:
+        engine.loop.turn()
+        turns += 1
+        assert turns < 50
+
+    assert engine.ready == [("llama", NUM_CAPTURES), ("qwen2", 2 * NUM_CAPTURES)]
+
+
 def rig_table(rig: CpuRig, info: ModelInfo) -> object:
     return np.zeros((50, info.geometry.blocks_per_row), dtype=np.int64)
