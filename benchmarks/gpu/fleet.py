@@ -47,7 +47,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rate", action="append", type=float, help="requests per second (default: 8, 16, 32)")
     parser.add_argument("--policy", default="mux")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/muxfleet-gpu-fleet"), help="of the checkpoints")
-    parser.add_argument("--kv-memory", default="60GiB")
+    parser.add_argument("--kv-memory", help="of the pool (default: what the models leave)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--port", type=int, default=20491)
     parser.add_argument("--verbose", action="store_true", help="show what the fleet says")
@@ -62,7 +62,9 @@ def write_fleet(options: argparse.Namespace, models: Sequence[str]) -> Path:
             shutil.rmtree(partial_folder, ignore_errors=True)
             write_random_checkpoint(partial_folder, shape, torch.device(options.device), MAX_MODEL_LEN)
             partial_folder.rename(options.folder / shape)
-    pool: Row = {"name": "gpu", "device": options.device, "kv_memory": options.kv_memory}
+    pool: Row = {"name": "gpu", "device": options.device}
+    if options.kv_memory:
+        pool["kv_memory"] = options.kv_memory
     slo = {"ttft_s": TARGET.ttft_s, "tbt_s": TARGET.tbt_s}
     on_gpu = options.device == "cuda"
     fleet = {

@@ -110,6 +110,7 @@ class CudaLanes:
         stream.synchronize()
 
     def pin(self, memory: torch.Tensor) -> None:
+        memory.zero_()  # the system finds pages for it now, not while the driver holds up launches
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
     def unpin(self, memory: torch.Tensor) -> None:
