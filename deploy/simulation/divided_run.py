@@ -14,8 +14,7 @@ from functools import partial
 
 from deploy.simulation.deployments import DeployedFleet
 from deploy.simulation.fleet_outcome import FleetOutcome
-from deploy.simulation.fleet_run import FleetRun
-from deploy.simulation.runs import OnProgress, RunOptions, run_fleet, seldom_collected
+from deploy.simulation.runs import OnProgress, RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.workers import Tell, Workers
 
@@ -34,14 +33,6 @@ class PartProgress:
 
 class _RequestWaits(Exception):
     """A part has told that a request had to wait."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PartOutcome:
-    """`views` of the events are every part's."""
-
-    outcome: FleetOutcome
-    views: int
 
 
 def run_fleet_divided(
@@ -94,7 +85,7 @@ def _run_parts(
     options: RunOptions,
     jobs: int,
     on_progress: OnProgress | None,
-) -> Sequence[_PartOutcome]:
+) -> Sequence[FleetOutcome]:
     """Raises _RequestWaits, and what still runs is stopped."""
     last = [PartProgress(part=number, ended=0, virtual_s=0.0) for number in range(len(parts))]
 
@@ -112,35 +103,27 @@ def _run_parts(
 
 def _run_part(
     number: int, part: DeployedFleet, stream: RequestStream, options: RunOptions, tell: Tell[PartProgress]
-) -> _PartOutcome:
+) -> FleetOutcome:
     def progressed(ended: int, now_s: float) -> None:
-        tell(PartProgress(part=number, ended=ended, virtual_s=now_s, has_queued=run.num_queued > 0))
+        tell(PartProgress(part=number, ended=ended, virtual_s=now_s))
 
-    with seldom_collected():
-        run = FleetRun(
-            models=part.models,
-            build_units=part.build,
-            stream=stream,
-            limits=options.limits,
-            gateways=options.gateways,
-            give_up=lambda run: run.num_queued > 0,
-            on_progress=progressed,
-            view_updates=part.view_updates,
-        )
-        outcome = run.run()
-    return _PartOutcome(outcome=outcome, views=run.num_views)
+    outcome = run_fleet(part, stream, options, give_up=lambda run: run.num_queued > 0, on_progress=progressed)
+    if outcome.queued > 0:
+        tell(PartProgress(part=number, ended=0, virtual_s=0.0, has_queued=True))
+    return outcome
 
 
-def _joined(found: Sequence[_PartOutcome], deployed: DeployedFleet, stream: RequestStream) -> FleetOutcome:
+def _joined(outcomes: Sequence[FleetOutcome], deployed: DeployedFleet, stream: RequestStream) -> FleetOutcome:
     """Arrivals and views are events of every part, and of the fleet once."""
-    outcomes = [f.outcome for f in found]
     statistics = {model: of_model for outcome in outcomes for model, of_model in outcome.models.items()}
-    own_events = sum(f.outcome.events - f.views - stream.count for f in found)
+    own_events = sum(outcome.events - outcome.views - stream.count for outcome in outcomes)
+    views = max(outcome.views for outcome in outcomes)
     return FleetOutcome(
         models={m.model: statistics[m.model] for m in deployed.models},
         duration_s=max(outcome.duration_s for outcome in outcomes),
         ended_s=max(outcome.ended_s for outcome in outcomes),
-        events=own_events + max(f.views for f in found) + stream.count,
+        events=own_events + views + stream.count,
+        views=views,
         steps=sum(outcome.steps for outcome in outcomes),
         gave_up=False,
     )

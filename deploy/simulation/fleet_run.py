@@ -57,7 +57,7 @@ class FleetRun:
         run_ahead: bool = True,
     ) -> None:
         self.agenda = EventQueue()
-        self.num_views = 0  # that were events: the first was there before
+        self._num_views = 0  # that were events: the first was there before
         self.statistics = {m.model: ModelStatistics(SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s)) for m in models}
         self._models = {m.model: m for m in models}
         self._stream = stream
@@ -126,6 +126,8 @@ class FleetRun:
             duration_s=self.agenda.clock.now_s if self._gave_up or self._open else self._last_end_s,
             ended_s=self.agenda.clock.now_s,
             events=self.agenda.num_done,
+            views=self._num_views,
+            queued=self.num_queued,
             steps=sum(u.load_report().steps_total for u in self._units),
             gave_up=self._gave_up,
             partitions=tuple(self._partitions),
@@ -320,7 +322,7 @@ class FleetRun:
         self.agenda.at(now_s + VIEW_PERIOD_S, self._publish_next_view)
 
     def _publish_next_view(self) -> None:
-        self.num_views += 1
+        self._num_views += 1
         self._publish_view()
 
 

@@ -63,7 +63,7 @@ def run_fleet(
     on_progress: OnProgress | None = None,
     on_outcome: Callable[[RequestOutcome], None] | None = None,
 ) -> FleetOutcome:
-    with seldom_collected():
+    with _seldom_collected():
         run = FleetRun(
             models=deployed.models,
             build_units=deployed.build,
@@ -81,7 +81,7 @@ def run_fleet(
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
+def _seldom_collected() -> Iterator[None]:
     """Looks for cycles seldom. What a request leaves behind goes by its reference count; to search a whole fleet takes
     a tenth of a run at Python's own thresholds.
     """
