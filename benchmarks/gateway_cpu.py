@@ -23,6 +23,7 @@ import psutil
 import uvicorn
 import uvloop
 from fleets.byte_checkpoint import write_checkpoint
+from load.chat_streams import ask_in_turn
 from load.sse_client import SseConnection
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -49,7 +50,6 @@ MODEL, TOKEN, OUTPUT_TOKENS = "m", "stream-token", 64
 SLO = Slo(ttft_s=10.0, tbt_s=1.0)
 STEP_S = 0.005
 _SHAPE = (2, 64, 128, 4, 2, 16)
-_PROMPT = "How many rooms does a request cross before it is answered? " * 2
 
 
 class SteppingUnit(asyncio.Protocol):
@@ -116,23 +116,9 @@ async def play_clients(port: int, streams: int) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         left = iter(range(int(line)))
-        await asyncio.gather(*(_ask_in_turn(connection, left) for connection in connections))
+        asked = [ask_in_turn(c, left, model=MODEL, output_tokens=OUTPUT_TOKENS) for c in connections]
+        await asyncio.gather(*asked)
         print("done", flush=True)
-
-
-async def _ask_in_turn(connection: SseConnection, numbers: Iterator[int]) -> None:
-    for number in numbers:
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": f"{number} {_PROMPT}"}],
-            "max_tokens": OUTPUT_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        times = await connection.stream("/v1/chat/completions", body)
-        assert times.num_tokens == OUTPUT_TOKENS, times
 
 
 def _view(folder: Path, port: int) -> FleetView:

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 import uvloop
 from fleets.byte_checkpoint import byte_tokenizer, write_checkpoint
 from fleets.running_fleet import running_fleet
+from load.chat_streams import chat_body
 from load.sse_client import SseConnection, StreamTimes
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -170,16 +171,7 @@ class Gateway:
             connection.close()
 
     async def ask(self, model: str, stream: int, prompt: str, prompt_tokens: int) -> Answered:
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": OUTPUT_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        times = await self.post(stream, body)
+        times = await self.post(stream, chat_body(model, prompt, OUTPUT_TOKENS))
         assert times.prompt_tokens == prompt_tokens, "both sides are asked the same"
         return Answered(ttft_s=times.first_s - times.sent_s, num_tokens=times.num_tokens)
 

@@ -21,6 +21,7 @@ import uvloop
 from fleets.process_cost import cpu_between, tree_costs
 from fleets.running_fleet import running_fleet
 from gateway_overhead import write_fleet
+from load.chat_streams import ask_in_turn
 from load.sse_client import SseConnection
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -28,28 +29,16 @@ from report.machine_facts import machine_facts
 PORT = 23_470
 SETTLE_S, IDLE_S, OUTPUT_TOKENS = 8.0, 15.0, 64
 ENGINE = "engine"
-_PROMPT = "How many rooms does a request cross before it is answered? " * 2
 
 
 async def ask(host: str, port: int, model: str, *, streams: int, requests: int) -> None:
     numbers = iter(range(requests))
 
-    async def ask_in_turn() -> None:
+    async def ask_beside_others() -> None:
         connection = await SseConnection.open(host, port)
-        for number in numbers:
-            body = {
-                "model": model,
-                "messages": [{"role": "user", "content": f"{number} {_PROMPT}"}],
-                "max_tokens": OUTPUT_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            times = await connection.stream("/v1/chat/completions", body)
-            assert times.num_tokens == OUTPUT_TOKENS, times
+        await ask_in_turn(connection, numbers, model=model, output_tokens=OUTPUT_TOKENS)
 
-    await asyncio.gather(*(ask_in_turn() for _ in range(streams)))
+    await asyncio.gather(*(ask_beside_others() for _ in range(streams)))
 
 
 def measure(pid: int, url: str, model: str, *, streams: int, requests: int) -> list[dict[str, Any]]:

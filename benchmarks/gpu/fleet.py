@@ -31,6 +31,7 @@ from load.workloads import WORKLOADS, make_requests
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
+from pdmux_actor.executor.cuda.cuda_device import known_device
 from pdmux_actor.messages import Slo
 
 TARGET = Slo(ttft_s=0.5, tbt_s=0.05)
@@ -81,9 +82,10 @@ def write_fleet(options: argparse.Namespace, models: Sequence[str]) -> Path:
 
 
 def gpu_type() -> str:
-    """As the profiler's table has it."""
-    name = torch.cuda.get_device_name()
-    return "H200" if "H200" in name else "H100"
+    """As the profiler's table has it. Ends the program where it has not."""
+    gpu = torch.cuda.get_device_properties(0)
+    known = known_device(gpu.name, gpu.total_memory, gpu.multi_processor_count)
+    return sys.exit(f"{gpu.name}: the profiler's table has no such GPU") if known is None else known.name
 
 
 def write_trace(file: Path, models: Sequence[str], *, rate_per_s: float, count: int, salt: int) -> None:
