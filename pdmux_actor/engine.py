@@ -92,7 +92,7 @@ class EngineLoop:
         self._idle_report_s = idle_report_s
         self._next_report_s = float("-inf")
         self._stopping = False
-        self._warming: list[AttachModel] = []
+        self._to_be_told: list[tuple[str, Callable[[], None]]] = []  # that a model is ready
 
     def run(self) -> None:
         """Runs until Stop. Closes the executor, also when a turn raises."""
@@ -125,16 +125,17 @@ class EngineLoop:
         for done in self._executor.wait(self._deadline_s()):
             self.scheduler.on_completion(done)
         self._detach()
-        if self._warming:
+        if self._to_be_told:
             self._tell_who_is_ready()
 
     def _handle(self, event: Event, now_s: float) -> None:
         match event:
-            case AttachModel(info=info, quota_blocks=quota_blocks):
+            case AttachModel(info=info, quota_blocks=quota_blocks, on_ready=on_ready):
                 self._executor.attach_model(info, self.scheduler.attach_model(info, quota_blocks))
                 self._next_report_s = now_s
-                self._warming.append(event)
-                self._tell_who_is_ready()
+                if on_ready is not None:
+                    self._to_be_told.append((info.model, on_ready))
+                    self._tell_who_is_ready()
             case ReadDecisions(last=last, answer=answer):
                 answer(now_s, self.scheduler.log.decisions(last))
             case ReadPrefix(answer=answer):
@@ -184,12 +185,10 @@ class EngineLoop:
 
     def _tell_who_is_ready(self) -> None:
         executor = self._executor
-        for attached in tuple(self._warming):
-            if isinstance(executor, WarmingExecutor) and executor.is_warming(attached.info.model):
-                continue
-            self._warming.remove(attached)
-            if attached.on_ready is not None:
-                attached.on_ready()
+        for model, on_ready in tuple(self._to_be_told):
+            if not (isinstance(executor, WarmingExecutor) and executor.is_warming(model)):
+                self._to_be_told.remove((model, on_ready))
+                on_ready()
 
     def _flush(self) -> None:
         events = self.scheduler.take_token_events()

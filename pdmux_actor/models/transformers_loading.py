@@ -68,7 +68,6 @@ def load_transformers_decoder(
             upload = upload_to(device)
             for tensor in (*causal_lm.parameters(), *causal_lm.buffers()):
                 tensor.data = moved(device, upload, tensor.data)
-            causal_lm = causal_lm.to(device)
         try:
             decoder = _taken_apart(causal_lm, config, kernels, is_rounded=False)
         # Anything may fail in code that nobody here has seen, when it runs in parts.

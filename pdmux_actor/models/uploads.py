@@ -1,7 +1,7 @@
 """Copies tensors of a checkpoint to where they are computed with; to a GPU through pinned memory, a piece at a time.
 
 The driver stages a copy from pageable memory itself, and holds a lock of the device while it does, also while the pages
-of a file are only being read. Whoever launches anything meanwhile waits: beside 16 threads that read an 8B model, a
+of a file are only being read. Whoever launches anything meanwhile waits: beside eight threads that read an 8B model, a
 decode step of another one took seconds on an H200, and the loop that launches it seemed to hang.
 """
 
