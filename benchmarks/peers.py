@@ -110,7 +110,7 @@ class Measuring:
     def _of_one_model(self, system: str) -> dict[str, Any]:
         (one,) = self._servings(system, ["m0"])
         figures: dict[str, Any] = {}
-        with serving([one], self._log(system), self._watch.note) as start_s:
+        with serving([one], self._log(system), self._watch) as start_s:
             ask = partial(work.asked, port=one.port, model="m0", folder=self._folder)
             figures["start_s"] = round(start_s, 1)
             if "decode" in self._plan.work:
@@ -148,7 +148,7 @@ class Measuring:
                 [a for of_one in work.asked_together(asked, folder=self._folder).values() for a in of_one]
             )
 
-        with serving(servings, self._log(system), self._watch.note) as start_s:
+        with serving(servings, self._log(system), self._watch) as start_s:
             return {"models": {"start_s": round(start_s, 1), **self._goodput("models", attempt)}}
 
     def _servings(self, system: str, models: Sequence[str]) -> list[Serving]:

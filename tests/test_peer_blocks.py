@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from peer_systems.blocks import Block, SystemFailed, measured_blocks, order, rising
 from peer_systems.earlier_blocks import earlier_blocks
 from peer_systems.environments import name_metadata_vllm
+from peer_systems.machine_watch import MachineWatch
 from peer_systems.rates import given_rates
 from peer_systems.serving import marked_cpu_s
 from peer_systems.work import (
@@ -246,3 +247,20 @@ def test_earlier_blocks__of_another_plan__are_refused(
 ) -> None:
     with pytest.raises(SystemExit, match=re.escape(words)):
         earlier_blocks(report, checkpoint, plan)
+
+
+def test_machine_watch__system_that_takes_long_to_end_before_the_next_start__is_not_others_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, machine_s, own_s = 0.0, 0.0, {1: 0.0}
+    monkeypatch.setattr("peer_systems.machine_watch.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("peer_systems.machine_watch._busy_s", lambda: machine_s)
+    monkeypatch.setattr("peer_systems.machine_watch.marked_cpu_s", lambda: own_s)
+    watch = MachineWatch()
+    watch.begin()
+    for others_s in (0.1, 2.0):
+        watch.starting()
+        now_s, machine_s, own_s = now_s + 20.0, machine_s + 8.0 + others_s, {1: 8.0}
+        watch.stopping()
+        now_s, machine_s, own_s = now_s + 10.0, machine_s + 9.0, {}  # what it takes to end
+    assert watch.cores() == pytest.approx(0.1)  # of the second: 2 s in 20

@@ -8,27 +8,27 @@ from peer_systems.serving import marked_cpu_s
 
 
 class MachineWatch:
-    """Implements blocks.ForeignLoad. A block ends its processes itself: `note` counts them while they are there."""
+    """Implements blocks.ForeignLoad and serving.ServingWatch. What processes take to end is seen by nobody: they can be
+    counted only while they are there, and in a next start's time it would be others'.
+    """
 
     def __init__(self) -> None:
+        self._started_s, self._busy_s, self._own_s = 0.0, 0.0, 0.0
         self.begin()
 
     def begin(self) -> None:
         self._most_cores = 0.0
-        self._restart()
 
-    def note(self) -> None:
-        """Just before a block's processes end."""
+    def starting(self) -> None:
+        self._started_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_cpu_s()
+
+    def stopping(self) -> None:
         own_s = sum(marked_cpu_s().values()) + _own_cpu_s() - self._own_s
         elapsed_s = time.monotonic() - self._started_s
         self._most_cores = max(self._most_cores, (_busy_s() - self._busy_s - own_s) / elapsed_s)
-        self._restart()
 
     def cores(self) -> float:
         return self._most_cores
-
-    def _restart(self) -> None:
-        self._started_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_cpu_s()
 
 
 def _busy_s() -> float:

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 from peer_systems.systems import Serving
@@ -22,13 +23,22 @@ class DidNotServe(Exception):
     """A system ended, or was not ready in time; its log says why."""
 
 
+class ServingWatch(Protocol):
+    """Told just before processes start, and just before they are stopped."""
+
+    def starting(self) -> None: ...
+
+    def stopping(self) -> None: ...
+
+
 @contextmanager
-def serving(servings: Sequence[Serving], log: Path, before_stop: Callable[[], None]) -> Iterator[float]:
+def serving(servings: Sequence[Serving], log: Path, watch: ServingWatch) -> Iterator[float]:
     """While all of them answer; yields the seconds from the commands to the last one's first answer.
 
     Raises:
         DidNotServe: one of them does not.
     """
+    watch.starting()
     started_s, processes = time.monotonic(), []
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -49,7 +59,7 @@ def serving(servings: Sequence[Serving], log: Path, before_stop: Callable[[], No
             for one, process in zip(servings, processes, strict=True):
                 _wait_until_ready(one, process, started_s + START_S, log)
             yield time.monotonic() - started_s
-            before_stop()
+            watch.stopping()
     finally:
         for process in processes:
             _stop(process)
