@@ -191,7 +191,7 @@ class TorchCudaExecutor:
         return model in self._warming and self._graphs.plans_any_of(model)
 
     def finish_captures(self) -> None:
-        while self._warming and self._capture_planned():
+        while self._graphs.destroy_one() or (self._warming and self._capture_planned()):
             pass
         self._warming.clear()
 
@@ -279,8 +279,11 @@ class TorchCudaExecutor:
             if done or self._woken.is_set():
                 self._woken.clear()
                 return tuple(done)
+            destroyed = self._graphs.destroy_one()
             if deadline_s is not None and self.now() >= deadline_s:
                 return ()
+            if destroyed:
+                continue
             if self._in_flight or not self._capture_planned():
                 if self._warming:
                     self._warming.clear()  # whoever waits for them is told

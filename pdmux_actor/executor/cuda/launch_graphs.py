@@ -6,7 +6,8 @@ no launch waits for it: those that are likely (capture_plan.py) when a model is 
 idle. A shape that comes without a graph runs launch by launch; one that comes again and again is captured even if the
 lanes are never idle, and if the budget is spent, in place of the one that has not been used for longest. Layers of a
 prompt and pieces of a fused step are captured one at a time, so that a request that comes meanwhile, or the launch that
-asks for them, waits for one of them at most. A capture that finds no memory waits until some has come free.
+asks for them, waits for one of them at most. A capture that finds no memory waits until some has come free. Graphs of a
+model that leaves are destroyed one at a time, too.
 """
 
 import logging
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdmux_actor.executor.cuda.discarded_graphs import DiscardedGraphs
 from pdmux_actor.executor.cuda.graph_capture import Capture, lacked_memory
 from pdmux_actor.executor.cuda.graph_key import OF_TOKENS, GraphKey, PlannedCapture, Step
 
@@ -44,6 +46,7 @@ class LaunchGraphs:
         self.budget_bytes = budget_bytes
         self._graphs: dict[GraphKey, tuple[Sequence[Step], int]] = {}  # the one that was used last is the last
         self._begun: dict[GraphKey, _Begun] = {}  # these are planned yet
+        self._discarded = DiscardedGraphs()
         self._planned: dict[GraphKey, PlannedCapture] = {}
         self._misses: dict[GraphKey, int] = {}
         self._failed: set[GraphKey] = set()
@@ -58,7 +61,7 @@ class LaunchGraphs:
     def used_bytes(self) -> int:
         graphs, begun = list(self._graphs.values()), list(self._begun.values())  # a thread that loads a model asks, too
         of_begun = sum(capture.own_bytes for capture in begun)
-        return self._shared_bytes + of_begun + sum(own_bytes for _, own_bytes in graphs)
+        return self._shared_bytes + self._discarded.own_bytes + of_begun + sum(own_bytes for _, own_bytes in graphs)
 
     @property
     def unused_budget_bytes(self) -> int:
@@ -141,7 +144,7 @@ class LaunchGraphs:
                 len(self._graphs),
                 self.budget_bytes,
             )
-        if self._shared_bytes >= self.budget_bytes:
+        if self._shared_bytes >= self.budget_bytes or self._discarded:  # of which memory is about to come free
             return False
         self.num_in_traffic += 1
         return True
@@ -214,9 +217,14 @@ class LaunchGraphs:
         self._drop_begun()
 
     def forget_model(self, model: str) -> None:
-        """Memory of intermediate values stays with the graphs that are left, and goes with the last one."""
-        self._graphs = {key: graph for key, graph in self._graphs.items() if key.model != model}
-        self._begun = {key: begun for key, begun in self._begun.items() if key.model != model}
+        """Its graphs are to be destroyed, see `destroy_one`. Memory of intermediate values stays with the graphs that
+        are left, and goes with the last one.
+        """
+        for key in [key for key in self._graphs if key.model == model]:
+            self._discarded.add(*self._graphs.pop(key))
+        for key in [key for key in self._begun if key.model == model]:
+            begun = self._begun.pop(key)
+            self._discarded.add(begun.replays, begun.own_bytes)
         self._planned = {key: planned for key, planned in self._planned.items() if key.model != model}
         self._misses = {key: misses for key, misses in self._misses.items() if key.model != model}
         self._failed = {key for key in self._failed if key.model != model}
@@ -224,10 +232,22 @@ class LaunchGraphs:
         self._short_of_memory = {key for key in self._short_of_memory if key.model != model}
         self._let_go_of_an_empty_pool()
 
+    def destroy_one(self) -> bool:
+        """Destroys a graph that nobody launches any more. Returns whether there was one. With the last of them memory
+        comes free.
+        """
+        if not self._discarded.destroy_one():
+            return False
+        if not self._discarded:
+            self._let_go_of_an_empty_pool()
+            self.memory_came_free()
+        return True
+
     def clear(self) -> None:
         """A graph belongs to the context of its stream, and must go before it."""
         self._graphs.clear()
         self._begun.clear()
+        self._discarded.clear()
         self._planned.clear()
         self._put_off.clear()
         self._misses.clear()
@@ -260,16 +280,18 @@ class LaunchGraphs:
         self._let_go_of_an_empty_pool()
 
     def _drop_begun(self) -> None:
-        self._begun.clear()
+        self._begun.clear()  # a shape or two: somebody waits for its memory
         self._let_go_of_an_empty_pool()
 
     def _count_shared(self) -> None:
-        self._shared_bytes = (
-            self._capture.shared_bytes() if self._capture is not None and (self._graphs or self._begun) else 0
-        )
+        self._shared_bytes = self._capture.shared_bytes() if self._capture is not None and self._holds_any else 0
+
+    @property
+    def _holds_any(self) -> bool:
+        return bool(self._graphs or self._begun or self._discarded)
 
     def _let_go_of_an_empty_pool(self) -> None:
-        if not self._graphs and not self._begun:
+        if not self._holds_any:
             self._let_go()
 
     def _let_go(self) -> None:

@@ -143,6 +143,6 @@ def make_cuda_rig(
 
 
 def rest(rig: CpuRig) -> None:
-    """Until no capture is left that waits for a moment without launches."""
-    while rig.executor._capture_planned():
+    """Until nothing is left that waits for a moment without launches."""
+    while rig.executor._graphs.destroy_one() or rig.executor._capture_planned():
         pass

@@ -135,10 +135,15 @@ def test_graphs__last_model_left_and_another_came__are_captured_again(cuda: Reco
     assert captures(graphs, cuda, "second")
     graphs.forget_model("first")
     assert captures(graphs, cuda, "third")
+    assert graphs.used_bytes == 3 * GRAPH_BYTES + 42
+    assert graphs.destroy_one()
     assert graphs.used_bytes == 2 * GRAPH_BYTES + 42
 
     graphs.forget_model("second")
     graphs.forget_model("third")
+    assert graphs.used_bytes == 2 * GRAPH_BYTES + 42
+    assert [graphs.destroy_one() for _ in range(3)] == [True, True, False]
+    assert graphs.used_bytes == 0
 
     assert captures(graphs, cuda, "fourth")
     assert len(graphs) == 1
@@ -240,6 +245,8 @@ def test_graphs__last_whole_shape_goes_while_another_is_begun__its_memory_stays_
     graphs.capture(layers, lambda: (lambda: None, lambda: None), stream)
 
     graphs.forget_model("n")
+    while graphs.destroy_one():
+        pass
     graphs.capture(layers, lambda: (), stream)
 
     assert graphs.find(layers) is not None
