@@ -1,9 +1,10 @@
 """A decoder's weights in one stretch of host memory, in the plain layout: what wakes needs no file, parsing or cast."""
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,26 +15,68 @@ from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.weights_copy import copied, num_bytes_of
 
 _ALIGNMENT = 64  # a cache line; wide loads and copy engines want no less
+PIECE_BYTES = 32 << 20
 
 Copying = Callable[[], AbstractContextManager[object]]
 """Within it copies need not be done before the next one starts; at its end all are."""
 
 
-class HostRegion:
-    """Pages of its own, given back to the system as soon as no tensor in them is left."""
+class Pinning(Protocol):
+    """Locks pages of host memory, so that a device copies from and to them by itself."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def pin(self, memory: Tensor) -> None: ...
+
+    def unpin(self, memory: Tensor) -> None: ...
+
+
+class HostRegion:
+    """Pages of its own, given back to the system as soon as no tensor in them is left. They are locked in pieces of
+    PIECE_BYTES while they are filled: the driver holds up whoever launches while it locks, for seconds with all of a
+    large model's. It copies within one locked piece only.
+    """
+
+    def __init__(self, num_bytes: int, pinning: Pinning | None = None) -> None:
+        """`pinning` None: they are not locked."""
         self._pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):  # far fewer of them to map, and to pin
             self._pages.madvise(mmap.MADV_HUGEPAGE)
         self._filled_bytes = 0
+        self._pinning = pinning
+        self._pinned: list[Tensor] = []
         self.whole = torch.frombuffer(self._pages, dtype=torch.uint8)
 
-    def place(self, tensor: Tensor) -> Tensor:
-        """Room for one like it."""
+    def take(self, tensor: Tensor) -> Tensor:
+        """Begins to copy a tensor to where there is room for it yet."""
         target = torch.frombuffer(self._pages, dtype=tensor.dtype, count=tensor.numel(), offset=self._filled_bytes)
         self._filled_bytes += _aligned(tensor.numel() * tensor.dtype.itemsize)
+        for part, source in self.parts(target, tensor):
+            self._pin_as_far_as(part)
+            part.copy_(source, non_blocking=True)
         return target.view(tensor.shape)
+
+    def parts(self, taken: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A tensor that was taken, and another one of its size, flat and cut where pieces end."""
+        flat, other_flat = taken.view(-1), other.reshape(-1)
+        first_byte = taken.data_ptr() - self.whole.data_ptr()
+        first = 0
+        while first < len(flat):
+            left_bytes = PIECE_BYTES - (first_byte + first * taken.itemsize) % PIECE_BYTES
+            last = min(len(flat), first + left_bytes // taken.itemsize)
+            yield flat[first:last], other_flat[first:last]
+            first = last
+
+    def _pin_as_far_as(self, part: Tensor) -> None:
+        end_byte = part.data_ptr() + part.nbytes - self.whole.data_ptr()
+        while self._pinning is not None and len(self._pinned) * PIECE_BYTES < end_byte:
+            first_byte = len(self._pinned) * PIECE_BYTES
+            piece = self.whole[first_byte : first_byte + PIECE_BYTES]
+            self._pinning.pin(piece)
+            self._pinned.append(piece)
+
+    def unpin(self) -> None:
+        """Nothing copies from or to it any more."""
+        while self._pinning is not None and self._pinned:
+            self._pinning.unpin(self._pinned.pop())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +97,11 @@ def host_bytes(weights: AnyWeights) -> int:
 def copy_to_host(info: ModelInfo, decoder: LayeredDecoder, region: HostRegion, copying: Copying) -> HostCopy:
     with copying():
 
-        def placed(tensor: Tensor) -> Tensor:
-            return region.place(tensor).copy_(tensor, non_blocking=True)
-
         def plain(projection: Projection) -> Projection:
-            return projection.copied(placed, packed=False)
+            return projection.copied(region.take, packed=False)
 
-        return HostCopy(info=info, config=decoder.config, weights=copied(decoder.weights, placed, plain), region=region)
+        weights = copied(decoder.weights, region.take, plain)
+        return HostCopy(info=info, config=decoder.config, weights=weights, region=region)
 
 
 def packed_from_host(host: HostCopy) -> AnyWeights:
@@ -72,7 +113,9 @@ def moved_from_host(host: HostCopy, device: torch.device, copying: Copying) -> A
     def moved(tensor: Tensor) -> Tensor:
         target = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         with copying():
-            return target.copy_(tensor, non_blocking=True)
+            for part, on_device in host.region.parts(tensor, target):
+                on_device.copy_(part, non_blocking=True)
+        return target
 
     return copied(host.weights, moved, lambda projection: projection.copied(moved, packed=True))
 

@@ -1,5 +1,6 @@
 """The adapters of a torch executor's models."""
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.lora import AdapterSlots
 from pdmux_actor.models.lora_checkpoint import read_adapter
 from pdmux_actor.models.rank_share import WHOLE, RankShare
+from pdmux_actor.models.uploads import Upload, copy_in_place, moved
 
 
 class _Held(Protocol):
@@ -24,10 +26,12 @@ class _Held(Protocol):
 
 
 class LoadedAdapters:
-    """`load` and `drop` come from one thread at a time. `share` is what this process has of each base."""
+    """`load` and `drop` come from one thread at a time. `share` is what this process has of each base, `upload` copies
+    to where bases are.
+    """
 
-    def __init__(self, share: RankShare = WHOLE) -> None:
-        self._share = share
+    def __init__(self, share: RankShare = WHOLE, upload: Upload = copy_in_place) -> None:
+        self._share, self._upload = share, upload
         self._slots: dict[str, AdapterSlots] = {}  # those of its base, by adapter
 
     def load(self, model: str, base: _Held, source: str, revision: str | None) -> None:
@@ -41,8 +45,9 @@ class LoadedAdapters:
             )
         with torch.inference_mode():
             whole = base.info.whole or base.info.spec
-            adapter = read_adapter(model, source, revision, whole, decoder.weights.embedding.dtype)
-            decoder.adapters.load(model, share_of(adapter, self._share, whole))
+            embedding = decoder.weights.embedding
+            adapter = share_of(read_adapter(model, source, revision, whole, embedding.dtype), self._share, whole)
+            decoder.adapters.load(model, adapter.mapped(partial(moved, embedding.device, self._upload)))
         self._slots[model] = decoder.adapters
 
     def drop(self, model: str) -> None:

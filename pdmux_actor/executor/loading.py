@@ -24,6 +24,7 @@ from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_loading import decoder_of, load_transformers_decoder
+from pdmux_actor.models.uploads import Upload, copy_in_place
 from pdmux_actor.models.weights import load_weights
 from placement.estimation.memory import held_weight_bytes, resident_bytes
 from placement.launch_limits import LaunchLimits
@@ -58,10 +59,11 @@ def load_decoder(
     implementation: ModelImplementation = "auto",
     on_progress: OnProgress = ignore_progress,
     share: RankShare = WHOLE,
+    upload: Upload = copy_in_place,
 ) -> LoadedModel:
-    """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU. What
-    is loaded, and described, is the model's `share`. With `launch_limits` there must be room for what launches need
-    beside the weights, too.
+    """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU,
+    `upload` copies to others. What is loaded, and described, is the model's `share`. With `launch_limits` there must be
+    room for what launches need beside the weights, too.
 
     Raises:
         ModelLoadError: the checkpoint is missing, broken, unsupported or too large; the message names the remedy.
@@ -89,7 +91,7 @@ def load_decoder(
         whole=None if share.num_ranks == 1 else config.spec,
     )
     return LoadedModel(
-        info=info, decoder=_decoder(info, folder, config, device, operators, kernels, on_progress, share)
+        info=info, decoder=_decoder(info, folder, config, device, operators, kernels, on_progress, share, upload)
     )
 
 
@@ -115,9 +117,10 @@ def _decoder(
     kernels: CompiledKernels,
     on_progress: OnProgress,
     share: RankShare,
+    upload: Upload,
 ) -> LayeredDecoder:
     if isinstance(config, TransformersConfig):
-        decoder = load_transformers_decoder(info.model, folder, config, device, kernels)
+        decoder = load_transformers_decoder(info.model, folder, config, device, kernels, upload)
         beyond = None if device is None else decoder.beyond_flash(info.max_model_len)
         if beyond is not None:
             remedy = "set max_model_len within its window"
@@ -134,11 +137,12 @@ def _decoder(
         device,
         projection_maker(config.spec.weights, kernels),
         kernels,
+        upload=upload,
         num_threads=num_threads,
         on_progress=on_progress,
         share=share,
     )
-    return Decoder(replace(config, spec=info.spec), weights, info.max_model_len, operators)
+    return Decoder(replace(config, spec=info.spec), weights, info.max_model_len, operators, upload)
 
 
 def _check_engine(model: str, config: AnyConfig, device: torch.device | None, num_ranks: int) -> None:
@@ -169,14 +173,15 @@ def awakened(
     max_model_len: int,
     operators: DecoderOperators | None = None,
     kernels: CompiledKernels = BY_TORCH,
+    upload: Upload = copy_in_place,
 ) -> LayeredDecoder:
-    """A decoder of weights that slept in host memory and are where they are computed with again. `operators` None:
-    those of a CPU, by `kernels` as far as they go.
+    """A decoder of weights that slept in host memory and are where they are computed with again, whereto `upload`
+    copies. `operators` None: those of a CPU, by `kernels` as far as they go.
     """
     if operators is None and (bfloat16 := kernels.serving(config.spec)) is not None:
         operators = CompiledOperators(bfloat16)
     if isinstance(config, DecoderConfig) and isinstance(weights, DecoderWeights):
-        return Decoder(config, weights, max_model_len, operators)
+        return Decoder(config, weights, max_model_len, operators, upload)
     assert isinstance(config, TransformersConfig)
     assert isinstance(weights, ModuleWeights)
     return decoder_of(config, weights, kernels)

@@ -109,7 +109,7 @@ class TorchCudaExecutor:
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, CudaModel] = {}
         self._asleep: dict[str, HostCopy] = {}
-        self._adapters = LoadedAdapters()
+        self._adapters = LoadedAdapters(upload=lanes.upload)
         self._graphs = graphs
         self._captures_ahead = captures_ahead
         self._fuses = fuses
@@ -150,6 +150,7 @@ class TorchCudaExecutor:
                 operators=TritonOperators(self.workspace),
                 launch_limits=self._launch_limits,
                 share=self._share,
+                upload=self._lanes.upload,
             )
             prompts, num_sms = prompt_sizes(self._warmed_tokens), self.device.num_sms
             warm_up(loaded, self.block_bytes, self.torch_device, num_sms, workspace=self.workspace, prompts=prompts)
@@ -231,13 +232,12 @@ class TorchCudaExecutor:
         source = self._loaded.get(model) or self._attached[model]
         needed_bytes = host_bytes(source.decoder.weights)
         check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
-        region = HostRegion(needed_bytes)
-        self._lanes.pin(region.whole)
+        region = HostRegion(needed_bytes, self._lanes)
         try:
             with torch.inference_mode(), self._loss.noted():
                 self._asleep[model] = copy_to_host(source.info, source.decoder, region, self._lanes.copying)
         except BaseException:
-            self._lanes.unpin(region.whole)
+            region.unpin()
             raise
         return needed_bytes
 
@@ -248,13 +248,14 @@ class TorchCudaExecutor:
         check_room(model, info.spec, needed_bytes, self._free_bytes())
         with torch.inference_mode(), self._loss.noted():
             weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
-            decoder = awakened(host.config, weights, info.max_model_len, TritonOperators(self.workspace))
+            operators, upload = TritonOperators(self.workspace), self._lanes.upload
+            decoder = awakened(host.config, weights, info.max_model_len, operators, upload=upload)
         self.hold(LoadedModel(info=info, decoder=decoder))  # its kernels were compiled when it came first
         self.forget_sleeper(model)
         return info
 
     def forget_sleeper(self, model: str) -> None:
-        self._lanes.unpin(self._asleep.pop(model).region.whole)
+        self._asleep.pop(model).region.unpin()
 
     def _free_bytes(self) -> int:
         """For weights, and for the workspace that a plan gives to each model: what lanes have of it is there."""

@@ -28,6 +28,7 @@ from pdmux_actor.models.rope import (
     theta_of_prompt,
 )
 from pdmux_actor.models.transformers_config import TransformersConfig
+from pdmux_actor.models.uploads import Upload, copy_in_place, moved
 from profiler.adapter_sites import Site
 from profiler.specs import ModelSpec
 
@@ -115,8 +116,9 @@ class Decoder:
         weights: DecoderWeights,
         max_model_len: int,
         operators: DecoderOperators | None = None,
+        upload: Upload = copy_in_place,
     ) -> None:
-        """`operators` None: plain torch, for CPUs."""
+        """`operators` None: plain torch, for CPUs. `upload` copies to where the weights are."""
         self.config: DecoderConfig = config
         self.spec = config.spec
         self.weights: DecoderWeights = weights
@@ -130,10 +132,9 @@ class Decoder:
             for layer, window in zip(weights.layers, windows, strict=True)
         )
         table = torch.from_numpy(rotary_table(config.rope, self.spec.head_dim, max_model_len + _LOOK_AHEAD_TOKENS))
-        self._rotary = table.to(weights.embedding.device, weights.embedding.dtype)
-        self._prompt_rotary = torch.from_numpy(exponents_and_factors(config.rope, self.spec.head_dim)).to(
-            weights.embedding.device
-        )
+        device, long_prompts = weights.embedding.device, exponents_and_factors(config.rope, self.spec.head_dim)
+        self._rotary = moved(device, upload, table.to(weights.embedding.dtype))
+        self._prompt_rotary = moved(device, upload, torch.from_numpy(long_prompts))
         self._attention_factor = float(inverse_frequencies(config.rope, self.spec.head_dim)[1])
 
     def start(self, token_ids: Tensor, positions: Tensor, prompts: Iterable[PromptPiece] = ()) -> tuple[Tensor, Tensor]:

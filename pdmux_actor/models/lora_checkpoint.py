@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -63,6 +63,15 @@ class LoraAdapter:
     def rank(self) -> int:
         """The largest of any projection."""
         return max((len(pair.a) for layer in self.layers for pair in layer.values()), default=0)
+
+    def mapped(self, of_tensor: Callable[[Tensor], Tensor]) -> "LoraAdapter":
+        """The same over other tensors."""
+        return LoraAdapter(
+            layers=tuple(
+                {name: LowRankPair(a=of_tensor(pair.a), b=of_tensor(pair.b)) for name, pair in layer.items()}
+                for layer in self.layers
+            )
+        )
 
 
 def read_adapter(model: str, source: str, revision: str | None, spec: ModelSpec, dtype: torch.dtype) -> LoraAdapter:

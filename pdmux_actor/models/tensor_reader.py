@@ -19,7 +19,7 @@ from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to, sta
 from pdmux_actor.models.shard_files import broken_shard, open_shard, shard_files
 from pdmux_actor.models.stored_formats.entry import StoredWeights
 from pdmux_actor.models.stored_levels import StoredProduct
-from pdmux_actor.models.uploads import moved, upload_to
+from pdmux_actor.models.uploads import Upload, copy_in_place, moved
 from profiler.weight_formats import WEIGHT_FORMATS
 
 _STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -44,6 +44,7 @@ class TensorReader:
         *,
         dtype: torch.dtype,
         device: torch.device | None = None,
+        upload: Upload = copy_in_place,
         on_progress: OnProgress = ignore_progress,
         readers: int = 1,
         stored: StoredWeights | None = None,
@@ -51,10 +52,10 @@ class TensorReader:
         keeps: str | None = None,
         stacks: ExpertStacks | None = None,
     ) -> None:
-        """`readers` share the tensors among them. `on_progress` is told how far it is after each tensor, on the thread
-        that read it. `stored` is the format of a quantised checkpoint, `gguf` stands in for the files of a folder,
-        `keeps` is what products of either are kept in, of ModelSpec. `stacks` says where experts are that have no
-        tensor of their own.
+        """`upload` copies to `device`. `readers` share the tensors among them. `on_progress` is told how far it is
+        after each tensor, on the thread that read it. `stored` is the format of a quantised checkpoint, `gguf` stands
+        in for the files of a folder, `keeps` is what products of either are kept in, of ModelSpec. `stacks` says where
+        experts are that have no tensor of their own.
 
         Raises:
             ModelLoadError: a file is missing or broken.
@@ -62,7 +63,7 @@ class TensorReader:
         self._model = model
         self._dtype = dtype
         self._device = device
-        self._upload = upload_to(device)
+        self._upload = upload
         self._on_progress = on_progress
         self._stored = stored
         self._gguf = gguf

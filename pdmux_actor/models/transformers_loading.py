@@ -27,7 +27,7 @@ from pdmux_actor.models.transformers_check import check_against, example_tokens
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_decoder import TransformersDecoder
 from pdmux_actor.models.unpacked_checkpoint import unpack_checkpoint
-from pdmux_actor.models.uploads import moved, upload_to
+from pdmux_actor.models.uploads import Upload, copy_in_place, moved
 from pdmux_actor.models.weights import torch_dtype
 
 _LOG = logging.getLogger(__name__)
@@ -40,9 +40,10 @@ def load_transformers_decoder(
     config: TransformersConfig,
     device: torch.device | None = None,
     kernels: CompiledKernels = BY_TORCH,
+    upload: Upload = copy_in_place,
 ) -> TransformersDecoder:
-    """Onto `device`; None is the CPU, where the kernels run what they can. The answer to a few tokens is compared with
-    the model's own.
+    """Onto `device`, by `upload`; None is the CPU, where the kernels run what they can. The answer to a few
+    tokens is compared with the model's own.
 
     Raises:
         ModelLoadError: the checkpoint is broken, or the model computes something that cannot be cut into layers with
@@ -65,7 +66,6 @@ def load_transformers_decoder(
             check_quantisable(model, config.spec, layers)
             prefix = next(name for name, module in causal_lm.named_modules() if module is layers)
         if device is not None:
-            upload = upload_to(device)
             for tensor in (*causal_lm.parameters(), *causal_lm.buffers()):
                 tensor.data = moved(device, upload, tensor.data)
         try:

@@ -8,7 +8,6 @@ decode step of another one took seconds on an H200, and the loop that launches i
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -22,13 +21,6 @@ Upload = Callable[[Tensor, Tensor], None]
 
 def copy_in_place(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
-
-
-def upload_to(device: torch.device | None) -> Upload:
-    """Returns how tensors come to `device`; None: they stay on the host."""
-    if device is None or device.type != "cuda":
-        return copy_in_place
-    return StagedUpload(CudaStages(device))
 
 
 def moved(device: torch.device | None, upload: Upload, tensor: Tensor) -> Tensor:
@@ -56,18 +48,12 @@ class Stages(Protocol):
         ...
 
 
-@cache
-def upload_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns the one stream of a device on which weights come. torch hands out 32 in turn: with one for each model the
-    32nd would be that on which prompts run and are captured, and a capture would take copies of weights into its graph.
-    """
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # the library has no types
-
-
 class CudaStages:
-    def __init__(self, device: torch.device) -> None:
-        self._stream = upload_stream(device)
-        self._default = torch.cuda.default_stream(device)
+    """`copies` is the one stream of a device on which weights come and go."""
+
+    def __init__(self, copies: torch.cuda.Stream) -> None:
+        self._stream = copies
+        self._default = torch.cuda.default_stream(copies.device)
 
     def new_stage(self) -> Tensor:
         return torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True)

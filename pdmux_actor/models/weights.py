@@ -22,6 +22,7 @@ from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.projection_reader import ProjectionReader
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.tensor_reader import TensorReader
+from pdmux_actor.models.uploads import Upload, copy_in_place
 from profiler.specs import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -45,12 +46,13 @@ def load_weights(
     make_projection: MakeProjection = plain_projection,
     kernels: CompiledKernels = BY_TORCH,
     *,
+    upload: Upload = copy_in_place,
     num_threads: int = 1,
     on_progress: OnProgress = ignore_progress,
     share: RankShare = WHOLE,
 ) -> DecoderWeights:
-    """Onto `device`; None is the CPU. `share` is what is read of the model that `config` describes; `kernels` multiply
-    with its head. What is held beside the weights is the largest product's, in its plain layout.
+    """Onto `device`, by `upload`; None is the CPU. `share` is what is read of the model that `config` describes;
+    `kernels` multiply with its head. What is held beside the weights is the largest product's, in its plain layout.
 
     Raises:
         ModelLoadError: a file or tensor is missing, broken or of another shape than config.json implies.
@@ -61,6 +63,7 @@ def load_weights(
         folder,
         dtype=torch_dtype(spec.dtype),
         device=device,
+        upload=upload,
         on_progress=on_progress,
         readers=share.num_ranks,
         stored=config.stored,

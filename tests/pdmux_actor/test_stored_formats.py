@@ -67,7 +67,7 @@ def held(weights: DecoderWeights) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_read__onto_a_device__a_dense_weight_comes_by_an_upload_from_the_host(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    plain: Path, tmp_path: Path, kind: str
 ) -> None:
     """A copy from pageable memory would hold a lock of the GPU."""
     uploaded: list[tuple[str, str, torch.Size]] = []
@@ -75,11 +75,15 @@ def test_read__onto_a_device__a_dense_weight_comes_by_an_upload_from_the_host(
     def upload(target: Tensor, source: Tensor) -> None:
         uploaded.append((target.device.type, source.device.type, source.shape))
 
-    monkeypatch.setattr("pdmux_actor.models.tensor_reader.upload_to", lambda device: upload)
     write_quantised(plain, tmp_path / "stored", kind)
     config = DecoderConfig.from_config("m", json.loads((tmp_path / "stored" / "config.json").read_text()), None)
     reader = TensorReader(
-        "m", tmp_path / "stored", dtype=torch.float32, device=torch.device("meta"), stored=config.stored
+        "m",
+        tmp_path / "stored",
+        dtype=torch.float32,
+        device=torch.device("meta"),
+        upload=upload,
+        stored=config.stored,
     )
     shape = SHAPE.hidden_size, SHAPE.intermediate_size
 

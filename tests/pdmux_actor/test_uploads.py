@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.uploads import STAGE_BYTES, StagedUpload, copy_in_place, moved, upload_stream, upload_to
+from pdmux_actor.models.uploads import STAGE_BYTES, StagedUpload, copy_in_place, moved
 
 
 @dataclass(eq=False)
@@ -111,22 +111,7 @@ def test_staged_upload__read_that_breaks_off__leaves_no_copy_on_its_way() -> Non
     assert not stages.pending
 
 
-def test_upload_to__a_gpu__has_one_stream_however_many_models_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or device)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
-    gpu = torch.device("cuda", 0)
-
-    for _ in range(33):
-        upload_to(gpu)
-
-    upload_stream.cache_clear()
-    assert made == [gpu]
-
-
-def test_upload_to__the_host__copies_in_place_and_moves_nothing() -> None:
-    host = torch.device("cpu")
+def test_moved__where_it_is_already__is_the_tensor_itself() -> None:
     tensor = torch.ones(3)
 
-    assert upload_to(None) is upload_to(host) is copy_in_place
-    assert moved(None, copy_in_place, tensor) is moved(host, copy_in_place, tensor) is tensor
+    assert moved(None, copy_in_place, tensor) is moved(torch.device("cpu"), copy_in_place, tensor) is tensor

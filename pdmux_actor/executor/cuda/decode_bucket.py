@@ -119,7 +119,7 @@ class DecodeBucket:
 
     def _check_sent(self, new: NewRows, num_tokens: Sequence[int], row_table: npt.NDArray[np.int64]) -> None:
         """Rows that hold a context were sent by whoever wrote to them first. A measurement gives sequences a context
-        that was never computed: its rows are sent here, which waits.
+        that was never computed: its rows are sent here.
         """
         if not len(new.places):
             return

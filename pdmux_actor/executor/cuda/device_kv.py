@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
+from pdmux_actor.executor.cuda.host_stage import sent
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.cuda.split_list import SplitList
@@ -43,10 +43,10 @@ class DeviceKv:
             self.on_device[rows] = True
 
     def upload_missing(self, rows: npt.NDArray[np.int32], row_table: npt.NDArray[np.int64]) -> None:
-        """Waits for the copy: outside the hot path."""
-        missing = rows[~self.on_device[rows]]
-        blocks = torch.from_numpy(row_table[missing].astype(np.int32)).to(self.table.device)
-        self.table[torch.from_numpy(missing.astype(np.int64)).to(self.table.device)] = blocks
+        """Copies by themselves: outside the hot path."""
+        missing, device = rows[~self.on_device[rows]], self.table.device
+        blocks = sent(row_table[missing].astype(np.int32), device)
+        self.table.index_copy_(0, sent(missing.astype(np.int64), device), blocks)
         self.on_device[missing] = True
 
     def store(self, layer: int, rows: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.constrained_rows import ConstrainedRows
+from pdmux_actor.executor.cuda.host_stage import sent
 from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
 from pdmux_actor.executor.cuda.uniform_kernels import uniform_numbers
 from pdmux_actor.executor.logits_processing import LogitsProcessor
@@ -71,7 +72,7 @@ class SamplingRows:
             min_tokens[:num_params] = least
         alternatives = tuple([p.logprobs for p in params])
         reports = any(n is not None for n in alternatives)
-        processor = LogitsProcessor.of(sequences, num_rows=num_rows, to_device=partial(_sent, device))
+        processor = LogitsProcessor.of(sequences, num_rows=num_rows, to_device=partial(sent, device=device))
         constrained = ConstrainedRows.of(sequences, num_rows=num_rows)
         return cls(
             kind=SamplingKind.DRAWN if drawn else SamplingKind.GREEDY,
@@ -95,14 +96,6 @@ def output_counts(sequences: Sequence[TokenSequence], num_rows: int) -> npt.NDAr
     counts = np.zeros(num_rows, dtype=np.int32)
     counts[: len(sequences)] = [len(s.token_ids) - s.num_prompt_tokens for s in sequences]
     return counts
-
-
-def _sent(device: torch.device | None, array: npt.NDArray[np.generic]) -> Tensor:
-    """From pinned memory: the host does not wait, and torch keeps it until it was read."""
-    host = torch.from_numpy(array)
-    if device is None or device.type != "cuda":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

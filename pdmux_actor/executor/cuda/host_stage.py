@@ -50,6 +50,16 @@ class HostStage:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
 
+def sent(array: npt.NDArray[np.generic], device: torch.device | None) -> Tensor:
+    """Sends an array by itself, on the current stream: the host does not wait, and torch keeps the pinned memory until
+    it was read. None: the CPU.
+    """
+    host = torch.from_numpy(array)
+    if device is None or device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
 def layout(arrays: Arrays) -> tuple[dict[str, int], int]:
     """Offset of each array, and where the last one ends."""
     offsets, end = {}, 0

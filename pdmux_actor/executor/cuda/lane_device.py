@@ -8,6 +8,7 @@ import torch
 
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
 from pdmux_actor.executor.cuda.sm_target import told_its_sms
+from pdmux_actor.models.uploads import CudaStages, StagedUpload, Upload
 from pdmux_actor.scheduling.launch import Lane
 
 
@@ -42,9 +43,14 @@ class LaneDevice(Protocol):
         ...
 
     def copying(self) -> AbstractContextManager[object]:
-        """Makes a stream current that only copies: after what the default one holds, beside the lanes. At its end all
+        """Makes the stream current that only copies: after what the default one holds, beside the lanes. At its end all
         is done.
         """
+        ...
+
+    @property
+    def upload(self) -> Upload:
+        """Returns how tensors come from memory of the host that is not locked: on the same stream."""
         ...
 
     def pin(self, memory: torch.Tensor) -> None:
@@ -73,7 +79,8 @@ class CudaLanes:
         self._num_sms = num_sms
         self._told_lanes = told_lanes
         self._tells_attention = tells_attention
-        self._copies: torch.cuda.Stream | None = None
+        self._upload: Upload | None = None
+        self._made_copies: torch.cuda.Stream | None = None
 
     @contextmanager
     def on(self, stream: Any, sms: int, lane: Lane) -> Iterator[None]:
@@ -103,11 +110,28 @@ class CudaLanes:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        stream = self._copies = self._copies or torch.cuda.Stream(self.device)
+        stream = self._copies
         stream.wait_stream(torch.cuda.default_stream(self.device))
-        with torch.cuda.stream(stream):
-            yield
-        stream.synchronize()
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:  # also of copies that broke off: their memory may be another's as soon as nobody holds it
+            stream.synchronize()
+
+    @property
+    def upload(self) -> Upload:
+        if self._upload is None:
+            self._upload = StagedUpload(CudaStages(self._copies))
+        return self._upload
+
+    @property
+    def _copies(self) -> torch.cuda.Stream:
+        """One for all: torch hands out 32 in turn, of which the 32nd would be that on which prompts run and are
+        captured, and a capture would take copies of weights into its graph.
+        """
+        if self._made_copies is None:
+            self._made_copies = torch.cuda.Stream(self.device)
+        return self._made_copies
 
     def pin(self, memory: torch.Tensor) -> None:
         memory.zero_()  # the system finds pages for it now, not while the driver holds up launches

@@ -12,6 +12,7 @@ from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
+from pdmux_actor.models.uploads import Upload, copy_in_place
 from pdmux_actor.scheduling.launch import Lane
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.gpus.h200 import DEVICE as H200
@@ -59,7 +60,8 @@ class CpuLanes:
         self.device = torch.device("cpu")
         self.streams = NoStreams()
         self.used: list[NoStream] = []
-        self.pinned: list[int] = []
+        self.pinned: list[tuple[int, int]] = []  # address and bytes
+        self.most_pinned_bytes = 0  # at once
         self.products: list[Lane] = []  # whose choices launches were given
         self.num_copies = 0
         self.num_given_back = 0
@@ -85,11 +87,16 @@ class CpuLanes:
         self.num_copies += 1
         return nullcontext()
 
+    @property
+    def upload(self) -> Upload:
+        return copy_in_place
+
     def pin(self, memory: torch.Tensor) -> None:
-        self.pinned.append(memory.data_ptr())
+        self.pinned.append((memory.data_ptr(), memory.nbytes))
+        self.most_pinned_bytes = max(self.most_pinned_bytes, memory.nbytes)
 
     def unpin(self, memory: torch.Tensor) -> None:
-        self.pinned.remove(memory.data_ptr())
+        self.pinned.remove((memory.data_ptr(), memory.nbytes))
 
 
 class RerunCapture:

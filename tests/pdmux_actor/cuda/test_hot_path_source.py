@@ -21,9 +21,8 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("host_reads.py", "read_plain", "tolist"): "pinned memory, filled when the launch is over",
     ("graph_capture.py", "__call__", "synchronize"): "a capture, once per shape",
     ("graph_capture.py", "__call__", "empty_cache"): "a capture that found no memory",
-    ("device_kv.py", "upload_missing", "to"): "contexts that a measurement never computed",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
-    ("device_sampler.py", "_sent", "to"): "from pinned memory, without a wait",
+    ("host_stage.py", "sent", "to"): "from pinned memory, without a wait",
     ("constrained_rows.py", "apply", "to"): "from pinned memory, without a wait",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
     ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
@@ -33,7 +32,6 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("told_products.py", "lanes_that_gain", "synchronize"): "measures the device, at start",
     ("cuda_model.py", "of", "tensor"): "when a model is attached",
     ("torch_cuda.py", "_enqueue", "synchronize"): "a launch that failed",
-    ("decoder.py", "__init__", "to"): "when a model is loaded",
 }
 
 

@@ -1,7 +1,8 @@
 """The CUDA executor's bookkeeping: graphs within their budget, failures, what is not there."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError, ModelTooLarge
-from pdmux_actor.executor import torch_cuda
+from pdmux_actor.executor import host_copy, torch_cuda
 from pdmux_actor.executor.cuda import gathered_prefixes
 from pdmux_actor.executor.cuda.graph_key import GraphKey
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
@@ -32,6 +33,7 @@ from profiler.gpus.h200 import DEVICE as H200
 from profiler.roofline import RooflineLatency
 
 NEW_TOKENS = 3
+PIECE_BYTES = 4096
 
 
 def test_close__captured_graphs__are_dropped_before_their_contexts() -> None:
@@ -156,8 +158,10 @@ def test_detach_model__prefill_half_done__forgets_its_states_and_graphs(tiny_che
 
 
 def test_sleep_model__woken__computes_the_same_and_its_host_memory_is_let_go(
-    tiny_checkpoints: Mapping[str, Path],
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In bounded pieces: others launch meanwhile."""
+    monkeypatch.setattr(host_copy, "PIECE_BYTES", PIECE_BYTES)
     rig = make_cuda_rig()
     lanes = rig.executor._lanes
     rig.load("llama", tiny_checkpoints["llama"])
@@ -167,7 +171,9 @@ def test_sleep_model__woken__computes_the_same_and_its_host_memory_is_let_go(
 
     weight_bytes = rig.executor.sleep_model("llama", 1 << 30)
     rig.executor.detach_model("llama")
-    assert len(lanes.pinned) == 1
+    assert len(lanes.pinned) == -(-weight_bytes // PIECE_BYTES) > 2
+    assert lanes.most_pinned_bytes == PIECE_BYTES
+    assert sum(num_bytes for _, num_bytes in lanes.pinned) == weight_bytes
     copies = lanes.num_copies
     rig.wake("llama")
 
@@ -186,7 +192,10 @@ def test_sleep_model__copy_fails__pages_are_unlocked(
     rig = make_cuda_rig()
     rig.load("llama", tiny_checkpoints["llama"])
 
-    def copying() -> None:
+    @contextmanager
+    def copying() -> Iterator[None]:
+        yield
+        assert rig.executor._lanes.pinned
         raise RuntimeError("the copy failed")
 
     monkeypatch.setattr(rig.executor._lanes, "copying", copying)
