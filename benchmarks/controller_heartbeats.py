@@ -43,6 +43,10 @@ _REQUESTS_PER_S = 8.0
 _BEAT_S = 0.5
 
 
+def write_config(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+
+
 def report_of(unit: int, lease: Lease | None) -> UnitReport:
     models = () if lease is None else lease.models
     return UnitReport(
@@ -101,7 +105,7 @@ class Heartbeat:
 
 
 async def measure(units: int, models: int, seconds: float, folder: Path) -> tuple[list[Heartbeat], dict[str, int]]:
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    write_config(folder)
     process = PlannerProcess()
     watched = WatchedPlanner(process)
 

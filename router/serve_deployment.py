@@ -20,6 +20,7 @@ from router.admission.demand_report import DemandReport
 from router.batches.batch_settings import BatchSettings
 from router.errors import GatewaysSilent
 from router.fleet_follower import FleetFollower
+from router.fleet_news import read_news
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
@@ -334,8 +335,8 @@ class GatewayIngress:
         events = gateway.events.fetch()
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S + wait_s):
-                asked = (await self._control_loop()).fleet_news.remote(report, events, known, wait_s)
-                news: FleetNews = await asked
+                asked = (await self._control_loop()).told_news.remote(report, events, known, wait_s)
+                news = read_news(await asked)
         except BaseException as error:
             gateway.events.give_back(events)
             # A control loop of another release may fail over it: the next question is one that all understand.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,18 +19,18 @@ from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.scaled_pools import readable_seasons, scaled_pools
-from deploy.errors import SourceNotFound
-from deploy.fleet_file.adapter_shapes import AdapterSource, adapters_of, bytes_of_adapters
-from deploy.fleet_file.model_catalog import Catalog, CatalogModel
-from deploy.fleet_file.model_section import ModelSection
-from deploy.fleet_file.model_specs import read_model_spec
+from deploy.fleet_file.model_catalog import Catalog
 from deploy.planning.planner_process import PlannerProcess
 from deploy.planning.profiled_costs import readable_costs
 from deploy.planning.single_plan import plan_once
 from deploy.serve.app_args import ControllerConfig
 from deploy.serve.console_topics import ConsoleTopics
-from deploy.serve.going_nodes import going_nodes, own_node
+from deploy.serve.going_nodes import going_nodes, node_host, own_node
 from deploy.serve.kept_state import KeptState, kept_state
+from deploy.serve.leadership import ClusterLeadership, Leadership
+from deploy.serve.lease_server import LeaseServer
+from deploy.serve.model_shapes import ModelShapes
+from deploy.serve.news_copies import NewsCopies
 from deploy.serve.serve_calls import check_serve_answers
 from deploy.serve.serve_silence import tell_of_silence
 from deploy.serve.stream_token import stream_token
@@ -38,10 +38,9 @@ from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
 from deploy.serve.waiting_gateways import WaitingGateways
 from pdmux_actor.lease import Lease, UnitReport
+from pdmux_actor.serving.control_frames import ControlAddress
 from placement.errors import ModelUnknown
 from placement.scaling.seasonal_forecast import Season
-from profiler.errors import UnsupportedModel
-from profiler.specs import ModelSpec
 from router.access.key_usage import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
@@ -50,11 +49,10 @@ from router.what_if import WhatIfChanges
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 30.0
-_SPEC_PATIENCE_S = 2.0
 _KEEP_EVERY_S = 2.0
 _NODES_POLL_S = 1.0
 _SIZES_POLL_S = 0.5
+_LEADERSHIP_POLL_S = 1.0  # well below the seconds that a fresh control loop waits for units
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
@@ -65,22 +63,6 @@ PlannerFor = Callable[[str, Mapping[str, str]], Planner]
 
 PlanOnce = Callable[[PlanTask, str, Mapping[str, str]], Awaitable[PlanAnswer]]
 """By a solver of that name and the files of profiles, by pool; raises TimeoutError."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SpecKey:
-    model: str
-    source: str
-    revision: str | None
-    dtype: str | None
-    weights: str | None
-    adapters: tuple[AdapterSource, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownShape:
-    spec: ModelSpec
-    adapters_bytes: int
 
 
 class Controller:
@@ -97,8 +79,11 @@ class Controller:
         going_nodes: Callable[[], frozenset[str]] = going_nodes,
         plan_once: PlanOnce = plan_once,
         check_serve_answers: Callable[[], None] = check_serve_answers,
+        host: Callable[[], str] = node_host,
+        leadership: Leadership | None = None,
     ) -> None:
         start_log()
+        self._leadership = leadership or ClusterLeadership()
         self._going_nodes = going_nodes
         self._check_serve_answers = check_serve_answers
         self._plan_once = plan_once
@@ -109,8 +94,9 @@ class Controller:
         self._recorder = FlightRecorder(time.time() - time.monotonic())
         self._log = FlightLog()
         self._usages = KeyUsages()
+        token = stream_token() if token is None else token
         self._loop = ControlLoop(
-            stream_token=stream_token() if token is None else token,
+            stream_token=token,
             # Milliseconds outrun the versions that any predecessor can have given out.
             first_version=int(time.time() * 1000),
             started_s=time.monotonic(),
@@ -122,14 +108,14 @@ class Controller:
         self._state: KeptState | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._waiting = WaitingGateways(self._loop)
+        self._lease_server = LeaseServer(token, self._heard, host)
+        self._news = NewsCopies()
         self._config: ControllerConfig | None = None
         self._profiles: Mapping[str, str] = {}
         self._costs = FleetCosts()
         self._seasons: Mapping[str, Season] = {}
         self._created_s: dict[str, int] = {}
-        self._shapes: dict[_SpecKey, _KnownShape] = {}
-        self._problems: dict[_SpecKey, str] = {}
-        self._reading: dict[_SpecKey, asyncio.Task[None]] = {}
+        self._shapes = ModelShapes(self._apply)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         config = ControllerConfig.model_validate(user_config)
@@ -140,25 +126,28 @@ class Controller:
         self._config = config
         await self._follow_state(config)
         if not self._following:
+            await asyncio.to_thread(self._leadership.take)
             watching = tell_of_silence(self._check_serve_answers, self._recorder.record)
-            follow = (self._follow_nodes(), self._scale_pools(), watching)
+            follow = (self._follow_nodes(), self._scale_pools(), self._follow_leadership(), watching)
             self._following = tuple(asyncio.create_task(task) for task in follow)
-        wanted = {self._spec_key(m) for m in self._config.models if m.base is None}
-        for key in [k for k in self._reading if k not in wanted]:
-            self._reading.pop(key).cancel()
-        for key in wanted - self._shapes.keys() - self._reading.keys():
-            self._reading[key] = asyncio.create_task(self._read_spec(key))
+        self._shapes.follow(config.models, config.dtype)
         self._apply()
-        if self._reading:
-            # Local checkpoints are read in milliseconds: plan with all of them at once.
-            await asyncio.wait(list(self._reading.values()), timeout=_SPEC_PATIENCE_S)
+        await self._shapes.read_quickly()
 
     async def check_health(self) -> None:
         """Runs on the loop that hears units and gateways: Serve replaces a control loop on which it does not return.
         Until then units keep their leases and gateways their view.
         """
 
+    async def lease_stream(self) -> ControlAddress:
+        """Returns where units tell their heartbeats. Raises OSError: nowhere; `heartbeat` takes them, too."""
+        return await self._lease_server.address()
+
     async def heartbeat(self, report: UnitReport) -> Lease:
+        """Hears units that have no stream: of an earlier release, or behind a firewall."""
+        return self._heard(report)
+
+    def _heard(self, report: UnitReport) -> Lease:
         now_s = time.monotonic()
         lease = self._loop.heartbeat(report, now_s)
         self._recorder.heard(now_s, report, lease)
@@ -177,15 +166,29 @@ class Controller:
             self._loop.hear_demand(asked, time.monotonic())
         return await self._view(events)
 
+    async def told_news(
+        self, asked: DemandReport, events: tuple[FleetEvent, ...], known: tuple[int, ...] | None, wait_s: float
+    ) -> bytes:
+        """Answers as `fleet_view`, once there are other news than those of version `known`; after `wait_s` at the
+        latest. `router.fleet_news` reads it.
+        """
+        version = await self._until_news(asked, known, wait_s)
+        body = self._news.copy_for(known)
+        if body is None:
+            return self._news.copied(FleetNews(view=await self._view(events), version=version))
+        self._recorder.take(events)
+        return body
+
     async def fleet_news(
         self, asked: DemandReport, events: tuple[FleetEvent, ...], known: tuple[int, ...] | None, wait_s: float
     ) -> FleetNews:
-        """Answers as `fleet_view`, once there are other news than those of version `known`; after `wait_s` at the
-        latest.
-        """
-        self._loop.hear_demand(asked, time.monotonic())
-        version = await self._waiting.until_news(asked.gateway_id, known, wait_s)
+        """Answers as `told_news`, gateways of an earlier release."""
+        version = await self._until_news(asked, known, wait_s)
         return FleetNews(view=await self._view(events), version=version)
+
+    async def _until_news(self, asked: DemandReport, known: tuple[int, ...] | None, wait_s: float) -> tuple[int, ...]:
+        self._loop.hear_demand(asked, time.monotonic())
+        return await self._waiting.until_news(asked.gateway_id, known, wait_s)
 
     async def _view(self, events: tuple[FleetEvent, ...]) -> FleetView:
         while (view := self._loop.fleet_view(time.monotonic())) is None:
@@ -273,6 +276,17 @@ class Controller:
                 answering = False
             await asyncio.sleep(_NODES_POLL_S)
 
+    async def _follow_leadership(self) -> None:
+        """Units go to the next control loop when it is there: a stream would keep them with the one that Serve ends."""
+        while True:
+            await asyncio.sleep(_LEADERSHIP_POLL_S)
+            try:
+                if await asyncio.to_thread(self._leadership.is_taken_over):
+                    logger.info("another control loop has come: units are sent there")
+                    return self._lease_server.close()
+            except Exception as error:  # Ray's client raises what it likes; it is asked again
+                logger.debug("Ray does not tell who leads", extra={"reason": repr(error)})
+
     async def _scale_pools(self) -> None:
         """Serve runs as many units as are wanted, as soon as it answers."""
         answering = True
@@ -329,38 +343,13 @@ class Controller:
         if state is not None:
             self._state.keep(state)
 
-    def _spec_key(self, model: ModelSection) -> _SpecKey:
-        assert self._config is not None
-        return _SpecKey(
-            model=model.id,
-            source=model.source,
-            revision=model.revision,
-            dtype=model.dtype or self._config.dtype,
-            weights=model.weights,
-            adapters=adapters_of(self._config.models, model.id),
-        )
-
-    async def _read_spec(self, key: _SpecKey) -> None:
-        while True:
-            try:
-                self._shapes[key] = await asyncio.to_thread(_read_shape, key)
-            except (SourceNotFound, UnsupportedModel) as error:
-                logger.warning("checkpoint not usable", extra={"model": key.model, "reason": str(error)})
-                self._problems[key] = str(error)
-                self._apply()
-                await asyncio.sleep(_RETRY_S)
-            else:
-                self._problems.pop(key, None)
-                del self._reading[key]
-                self._apply()
-                return
-
     def _apply(self) -> None:
         assert self._config is not None
         now_s = int(time.time())
         self._created_s = {m.id: self._created_s.get(m.id, now_s) for m in self._config.models}
+        models = tuple(self._shapes.catalog_model(m, self._created_s[m.id]) for m in self._config.models)
         self._loop.set_catalog(
-            Catalog(models=tuple(self._catalog_model(m) for m in self._config.models), policy=self._config.policy),
+            Catalog(models=models, policy=self._config.policy),
             expected_units=self._config.expected_units,
             planner=self._planner_for(self._config.placement.solver, self._profiles),
             costs=self._costs,
@@ -368,27 +357,3 @@ class Controller:
             scaling=scaled_pools(self._config.pools or {}, self._seasons),
         )
         self._waiting.look()
-
-    def _shape(self, key: _SpecKey) -> _KnownShape | None:
-        """A base is known while what has changed of its adapters is read."""
-        before = (known for k, known in self._shapes.items() if replace(k, adapters=key.adapters) == key)
-        return self._shapes.get(key) or next(before, None)
-
-    def _catalog_model(self, model: ModelSection) -> CatalogModel:
-        key = self._spec_key(model)
-        shape = self._shape(key)
-        assert self._config is not None
-        return CatalogModel(
-            settings=model,
-            dtype=key.dtype,
-            created_s=self._created_s[model.id],
-            spec=None if shape is None else shape.spec,
-            problem=None if shape is not None else self._problems.get(key),
-            base=next((m for m in self._config.models if m.id == model.base), None),
-            adapters_bytes=0 if shape is None else shape.adapters_bytes,
-        )
-
-
-def _read_shape(key: _SpecKey) -> _KnownShape:
-    spec = read_model_spec(key.model, key.source, key.revision, key.dtype, key.weights)
-    return _KnownShape(spec, bytes_of_adapters(spec, key.adapters))

@@ -2,6 +2,7 @@
 
 import ray
 from ray.experimental import internal_kv
+from ray.util import get_node_ip_address
 
 _TIMEOUT_S = 5.0
 
@@ -15,3 +16,8 @@ def going_nodes() -> frozenset[str]:
 def own_node() -> str | None:
     """Ray's id of the node that this process is on; None without Ray."""
     return ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
+
+
+def node_host() -> str:
+    """Returns the address of the node that this process is on, at which other nodes reach it."""
+    return str(get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray's

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 import msgspec
 import ray
-from ray import serve
-from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from pdmux_actor.backends.native import NativeEngine
@@ -19,6 +17,7 @@ from pdmux_actor.lease import QUIET_HEARTBEAT_S, Lease, UnitReport
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.scheduling.decision import LogExcerpt
 from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.control_link import ControlLink
 from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.quiet_pace import QuietPace
 from pdmux_actor.serving.settled_wait import until_settled
@@ -112,7 +111,7 @@ class PdmuxActor:
         self._spans = None if trace is None else trace(self._unit.steps_of)
         if self._spans is not None:
             self._unit.on_ended = self._spans.ended
-        self._controller: DeploymentHandle[Any] | None = None
+        self._control = ControlLink(self._settings.controller, self._settings.controller_app)
         self._controller_missing = False
         self._is_settled = False
         self._is_retired = False
@@ -157,6 +156,7 @@ class PdmuxActor:
         if not await self._unit.drain(self._settings.drain_timeout_s):
             logger.warning("streams are still open after the drain")
         self._heartbeats.cancel()
+        self._control.close()
         await self._unit.stop()
         if self._spans is not None:
             await self._spans.close()
@@ -181,9 +181,9 @@ class PdmuxActor:
         )
 
     async def _asks_whether_settled(self) -> bool:
-        if self._controller is None:
+        if not self._control.has_handle:
             return self._controller_missing
-        return bool(await self._controller.is_settled.remote(self._unit.unit_id))
+        return await self._control.is_settled(self._unit.unit_id)
 
     async def _beat(self) -> None:
         settings, loop = self._settings, asyncio.get_running_loop()
@@ -202,11 +202,7 @@ class PdmuxActor:
         """None while the control loop does not answer: the last lease stays."""
         try:
             async with asyncio.timeout(self._settings.heartbeat_timeout_s):
-                if self._controller is None:
-                    self._controller = await asyncio.to_thread(
-                        serve.get_deployment_handle, self._settings.controller, self._settings.controller_app
-                    )
-                lease: Lease = await self._controller.heartbeat.remote(report)
+                lease = await self._control.heartbeat(report)
         except Exception as error:
             # Ray, Serve and gRPC raise different trees for "not there", "not yet" and "broken": the unit serves on.
             self._note_controller(missing=True, why=f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from deploy.control.planner import PlannerInPlace
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.serve import controller as controller_module
+from deploy.serve import model_shapes
 from deploy.serve.controller import Controller
 from pdmux_actor.lease import ModelPhase
 from placement.estimation.problem_arrays import Estimator
@@ -53,6 +54,12 @@ def in_place(solver: str, _profiles: Mapping[str, str]) -> PlannerInPlace:
     return PlannerInPlace(SOLVERS[solver].make(Estimator(), lambda: False), Estimator())
 
 
+@pytest.fixture(autouse=True)
+def state_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control loop goes on with what the one before has kept, however little it lived."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 async def test_reconfigure__local_checkpoints__are_leased_with_the_first_heartbeat(tmp_path: Path) -> None:
     controller = Controller(token="t", planner_for=in_place)
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b")))
@@ -82,7 +89,7 @@ async def test_reconfigure__models_and_targets_change__next_lease_has_them(tmp_p
 async def test_reconfigure__checkpoint_missing_then_there__is_leased_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(model_shapes, "_RETRY_S", 0.01)
     controller = Controller(token="t", planner_for=in_place)
     missing = tmp_path / "late"
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a"), str(missing)))

@@ -13,6 +13,7 @@ from router import serve_deployment as serve_adapter
 from router.access.api_keys import KeyEntry, KeyRing
 from router.access.key_usage import KeyUsage
 from router.fleet_follower import WAIT_S
+from router.fleet_news import write_news
 from router.serve_deployment import GatewayIngress
 from router.view import FleetNews, FleetView
 
@@ -51,7 +52,7 @@ class QuestionForNews:
         control = self._control
         control.waits.append(wait_s)
         if control.is_old:
-            raise RayTaskError("fleet_news", "", "AttributeError()")
+            raise RayTaskError("told_news", "", "AttributeError()")
         if events and control.refuses:
             control.asked += 1
             raise control.refuses.pop()
@@ -63,7 +64,7 @@ class QuestionForNews:
                 await asyncio.sleep(wait_s)
             finally:
                 control.waiting -= 1
-        return FleetNews(view=view, version=(1,))
+        return write_news(FleetNews(view=view, version=(1,)))
 
 
 class ControlLoop:
@@ -80,7 +81,7 @@ class ControlLoop:
         self.waits = []
         self.waiting = 0
         self.fleet_view = PlainQuestion(self)
-        self.fleet_news = QuestionForNews(self)
+        self.told_news = QuestionForNews(self)
 
     def answer(self, demand):
         self.asked += 1

@@ -1,0 +1,92 @@
+"""A unit's way to the control loop: heartbeats over a stream of their own, what is rare by Serve's calls."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayTaskError
+from ray.serve.handle import DeploymentHandle
+
+from pdmux_actor.lease import Lease, UnitReport
+from pdmux_actor.serving.control_frames import ControlAddress
+from pdmux_actor.serving.control_stream import ControlStream
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 2.0
+_RETRY_S = 60.0  # where there is no stream: heartbeats go by Serve's calls meanwhile
+
+
+class ControlLink:
+    """Call from one event loop, a heartbeat at a time, each with a deadline of the caller's. Where the stream breaks,
+    Serve is asked anew who leads the units: only it knows when that is somebody else.
+    """
+
+    def __init__(self, deployment: str, application: str) -> None:
+        self._deployment = deployment
+        self._application = application
+        self._handle: DeploymentHandle[Any] | None = None
+        self._stream: ControlStream | None = None
+        self._lease: Lease | None = None
+        self._no_stream_until_s = float("-inf")
+
+    @property
+    def has_handle(self) -> bool:
+        """False until Serve has told of a control loop for the first time."""
+        return self._handle is not None
+
+    async def heartbeat(self, report: UnitReport) -> Lease:
+        """Raises what Ray, Serve and sockets raise for "not there", "not yet" and "broken"."""
+        stream = self._stream or await self._opened()
+        if stream is None:
+            self._lease = await (await self._serve_handle()).heartbeat.remote(report)
+        else:
+            try:
+                self._lease = await stream.heartbeat(report) or self._known(report)
+            except BaseException:
+                self.close()
+                raise
+        return self._lease
+
+    async def is_settled(self, unit_id: str) -> bool:
+        """Raises as `heartbeat`."""
+        return bool(await (await self._serve_handle()).is_settled.remote(unit_id))
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _known(self, report: UnitReport) -> Lease:
+        lease = self._lease
+        if lease is None or lease.version != report.lease_version:
+            raise ConnectionError(f"the control loop takes lease {report.lease_version} for known")
+        return lease
+
+    async def _opened(self) -> ControlStream | None:
+        """None: there is none for now."""
+        if time.monotonic() < self._no_stream_until_s:
+            return None
+        handle = await self._serve_handle()
+        try:
+            address: ControlAddress = await handle.lease_stream.remote()
+        except RayTaskError:  # a control loop of an earlier release
+            self._no_stream_until_s = time.monotonic() + _RETRY_S
+            return None
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                self._stream = await ControlStream.open(address)
+        except OSError as error:  # TimeoutError is one
+            logger.warning(
+                "no stream to the control loop: heartbeats go by Serve's calls, which cost it more",
+                extra={"endpoint": address.endpoint, "reason": repr(error)},
+            )
+            self._no_stream_until_s = time.monotonic() + _RETRY_S
+        return self._stream
+
+    async def _serve_handle(self) -> DeploymentHandle[Any]:
+        if self._handle is None:
+            self._handle = await asyncio.to_thread(serve.get_deployment_handle, self._deployment, self._application)
+        return self._handle
