@@ -96,14 +96,24 @@ class GatewayScheduler:
         self._arrivals.no_capacity(model)
         return self.admission.no_capacity(model, now_s).retry_after_s
 
-    def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
-        outcomes = self.admission.pump(now_s)
+    def pump(self, now_s: float, model: str | None = None) -> Sequence[tuple[AdmissionRequest, Outcome]]:
+        """`model`: only of those that compete with it for units."""
+        outcomes = self.admission.pump(now_s, model)
         for request, outcome in outcomes:
             self._note(request, outcome, now_s)
         return outcomes
 
-    def next_pump_s(self) -> float | None:
-        return self.admission.next_pump_s()
+    def next_pump_s(self, model: str | None = None) -> float | None:
+        """Returns when time alone makes `pump` find something; None while nothing waits."""
+        return self.admission.next_pump_s(model)
+
+    def rivals(self, model: str) -> str:
+        """Names the group of models that compete with this one for units, by one of them: until the next view."""
+        return self.admission.queues.of(model).name
+
+    def rivals_that_wait(self) -> Sequence[str]:
+        """Returns the names of such groups of which something waits."""
+        return [queue.name for queue in self.admission.queues.in_use()]
 
     def withdraw(self, request_id: str) -> None:
         """The client of a request that waits has left."""
@@ -146,7 +156,9 @@ class GatewayScheduler:
         self.ledger.true_up(request_id, request.prompt_tokens + running.tokens)
 
     def produced(self, request_id: str, num_tokens: int, now_s: float) -> bool:
-        """More output tokens came. True if the unit has thereby become free sooner than thought: call `pump`."""
+        """More output tokens came. True if the unit has thereby become free sooner than thought, and something waits
+        that may want it: call `pump` for the model.
+        """
         running = self._running[request_id]
         before = running.tokens
         running.tokens = tokens = before + num_tokens
@@ -155,8 +167,9 @@ class GatewayScheduler:
             return False
         self.admission.on_first_token(request_id, now_s)
         if running.is_on_unit:
+            self.admission.unit_is_free_sooner(self._router.models_beside(request_id))
             self._router.first_token(request_id, now_s)
-        return len(self.admission.queue) > 0
+        return len(self.admission.queues.of(running.request.model)) > 0
 
     def left(self, request_id: str) -> None:
         """It is no longer on the unit it was sent to, if it was."""
@@ -167,7 +180,7 @@ class GatewayScheduler:
             self._router.left(request_id)
 
     def end(self, request_id: str, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
-        """Ends an admitted request. `finished`: it was answered to its end. Call `pump` after it."""
+        """Ends an admitted request. `finished`: it was answered to its end. Call `pump` for its model after it."""
         self.left(request_id)
         running = self._running.pop(request_id)
         self.admission.end(

@@ -1,13 +1,14 @@
 """Decides whether a request may enter, must wait for its turn, or is turned away. Sans-I/O: callers tell the time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from router.admission.block_ledger import QuotaLedger
-from router.admission.fair_queue import BlockedTurns, FairQueue
-from router.admission.flow import Standing, Waiting
+from router.admission.flow import Waiting
 from router.admission.learned_estimates import OutputLengths, QueueForecast, QueueForecaster, WakeTimes
+from router.admission.rival_models import rival_models
+from router.admission.rival_queues import RivalQueue, RivalQueues
 from router.admission.service_counters import virtual_tokens
 from router.request_terms import AdmissionRequest
 from router.routing.routing import UnitChoice, UnitRouter
@@ -17,7 +18,6 @@ MAX_RETRY_AFTER_S = 120
 
 _LEAST_PAUSE_S = 0.002  # between two tries
 _ROUNDING_S = 1e-6  # what floats may be off by
-_LOOK_EVERY_S = 0.1
 _LATELY_S = 10.0
 # A request is handed to a unit when the prefills before it there take no more than this share of its TTFT target, or
 # its model's if that is less; the others wait here, where turns are fair. A larger one while one tenant alone asks,
@@ -76,7 +76,7 @@ class Admission:
 
     def __init__(self, router: UnitRouter, ledger: QuotaLedger, *, max_waiting: int) -> None:
         """`max_waiting` counts a model's requests before their first token, here and on units."""
-        self.queue = FairQueue()
+        self.queues = RivalQueues()
         self.lengths = OutputLengths()
         self.wakes = WakeTimes()
         self._router = router
@@ -86,86 +86,86 @@ class Admission:
         self._ttft_targets_s: Mapping[str, float] = {}
         self._before_first: dict[str, int] = {}  # admitted, no token yet
         self._running: dict[str, _Admitted] = {}
+        self._waiting: dict[str, AdmissionRequest] = {}
         self._came_s: dict[str, float] = {}  # of what waits
-        self._evicted: list[AdmissionRequest] = []
-        self._look_s = -math.inf  # when to look for late asks without a hope
-        self._blocked = BlockedTurns()
-        self._tenants_s: dict[str, float] = {}  # those that asked lately, and when
 
     # ---- the door ----
 
     def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
         """Admits, queues or refuses a request. After a Queue call `pump`: turns may have changed."""
+        rivals = self.queues.of(request.model)
         loser = None
         if self._is_full(request.model):
-            loser = self._who_makes_room(request)
+            loser = self._who_makes_room(request, rivals)
             if loser is None:
                 return self._shed(request.model)
         output_tokens = self._output_tokens(request)
         work = virtual_tokens(prompt_tokens=request.prompt_tokens, output_tokens=output_tokens)
         learner = self._observe(request.model, now_s)
         learner.asked(request.tenant, work, now_s)
-        self._tenants_s[request.tenant] = now_s
+        rivals.tenants_s[request.tenant] = now_s
         choice = self._choose(request, now_s)
-        if not self.queue:
-            self.queue.enter(request.model, request.tenant, credit=self._credit(request))
-            tried = self._try(request, choice, now_s)
-            if isinstance(tried, Admit):
-                return tried
+        if not rivals.turns:
+            rivals.turns.enter(request.model, request.tenant, credit=self._credit(request, rivals))
+        try_s = math.inf if rivals.turns.size(request.model) else self._next_try_s(request, choice, now_s, rivals)
+        if choice is not None and try_s <= now_s and not rivals.turns:
+            return self._admit(request, choice, now_s, rivals)
         prefill_s = 0.0
         if choice is None:
             self.wakes.held(request.model, now_s)
         else:
             prefill_s = choice.prefill_s
             work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
-            if self._comes_too_late(request, work, now_s):
+            if try_s > now_s and self._comes_too_late(request, work, now_s, rivals):
                 return self._shed(request.model)
         if loser is not None:  # not before: who is turned away takes nobody's place
-            self.queue.remove(loser.request_id)
-            self._evicted.append(loser)
-        self._blocked.newcomer(request)
+            rivals.evict(loser)
+        self._waiting[request.request_id] = request
         self._came_s[request.request_id] = now_s
-        self.queue.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request))
+        rivals.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request, rivals))
         return Queue(choice=choice)
 
-    def pump(self, now_s: float) -> Sequence[tuple[AdmissionRequest, Outcome]]:
-        """Outcomes of asks that waited. Call it when something may have made room, and when `next_pump_s` has come."""
-        outcomes: list[tuple[AdmissionRequest, Outcome]] = [
-            (request, self._shed(request.model)) for request in self._evicted
-        ]
-        self._evicted.clear()
-        outcomes += [(request, self._too_late(request, now_s)) for request in self.queue.expired(now_s)]
-        while (entry := self._next_admitted(now_s)) is not None:
-            waiting, admit = entry
-            charged = virtual_tokens(
-                prompt_tokens=waiting.request.prompt_tokens,
-                output_tokens=self._running[waiting.request.request_id].output_tokens,
-            )
-            self._observe(waiting.request.model, now_s, left=1, virtual_tokens=charged, work=waiting.work)
-            self.queue.serve(waiting.request.request_id)
-            outcomes.append((waiting.request, admit))
-        if now_s >= self._look_s:
-            self._look_s = now_s + _LOOK_EVERY_S
-            outcomes += [(request, self._shed(request.model)) for request in self.queue.hopeless(now_s, self._pace)]
+    def pump(self, now_s: float, model: str | None = None) -> Sequence[tuple[AdmissionRequest, Outcome]]:
+        """Outcomes of asks that waited. Call it when something may have made room, and when `next_pump_s` has come.
+        `model`: only of those that compete with it for units.
+        """
+        outcomes: list[tuple[AdmissionRequest, Outcome]] = []
+        for rivals in self.queues.in_use() if model is None else (self.queues.of(model),):
+            self._pump(rivals, now_s, outcomes)
         for request, _ in outcomes:
-            del self._came_s[request.request_id]
+            del self._waiting[request.request_id], self._came_s[request.request_id]
         return outcomes
 
-    def next_pump_s(self) -> float | None:
-        """Returns when waiting alone may change something; None while nothing waits."""
-        if self._evicted:
-            return -math.inf
-        deadline_s = self.queue.next_deadline_s()
-        if deadline_s is None:
-            return None
-        models = list(self.queue.models())
-        look_s = self._look_s if any(self._learner(m).drain.work_per_s for m in models) else math.inf
-        return min(deadline_s, look_s, *(self._blocked.next_try_s(m) for m in models))
+    def _pump(self, rivals: RivalQueue, now_s: float, outcomes: list[tuple[AdmissionRequest, Outcome]]) -> None:
+        outcomes += [(request, self._shed(request.model)) for request in rivals.take_evicted()]
+        outcomes += [(request, self._too_late(request, now_s)) for request in rivals.take_expired(now_s)]
+        for turn in rivals.worth_a_try(now_s, self._pace):
+            request = turn.waiting.request
+            choice = self._choose(request, now_s) if self._has_room(request) else None
+            # A late one's share is served on the unit, behind what is in time there: it would never be free of that.
+            behind_all = turn.rank < turn.standing
+            try_s = self._next_try_s(request, choice, now_s, rivals, behind_all=behind_all)
+            if choice is None or try_s > now_s:
+                rivals.block(turn, try_s)
+                continue
+            outcomes.append((request, self._admit(request, choice, now_s, rivals)))
+            self._has_turn(turn.waiting, now_s)
+            rivals.serve(turn.waiting)
+        outcomes += [(request, self._shed(request.model)) for request in rivals.take_hopeless(now_s, self._pace)]
+
+    def next_pump_s(self, model: str | None = None) -> float | None:
+        """Returns when waiting alone may change something; None while nothing waits. `model`: of its rivals only."""
+        found: list[float] = []
+        for rivals in self.queues.in_use() if model is None else (self.queues.of(model),):
+            sheds = any(self._learner(m).drain.work_per_s for m in rivals.turns.models())
+            next_s = rivals.next_pump_s(sheds=sheds)
+            if next_s is not None:
+                found.append(next_s)
+        return min(found, default=None)
 
     def on_view(self, now_s: float) -> None:
         """Units came, went or told their load: everybody may be tried again."""
-        self._blocked.something_has_changed()
-        self._tenants_s = {t: asked_s for t, asked_s in self._tenants_s.items() if asked_s > now_s - _LATELY_S}
+        self.queues.on_view(rival_models(self._router.models_of_units()), asked_since_s=now_s - _LATELY_S)
         for learner in self._learners.values():
             learner.forget_idle(now_s)
         for model in self.wakes.waiting():
@@ -174,10 +174,11 @@ class Admission:
 
     def withdraw(self, request_id: str) -> bool:
         """The client left; False if the ask does not wait (any more)."""
-        if self._came_s.pop(request_id, None) is None:
+        request = self._waiting.pop(request_id, None)
+        if request is None:
             return False
-        if self.queue.remove(request_id) is None:
-            self._evicted = [request for request in self._evicted if request.request_id != request_id]
+        del self._came_s[request_id]
+        self.queues.of(request.model).remove(request)
         return True
 
     # ---- what was admitted ----
@@ -189,7 +190,11 @@ class Admission:
         if admitted.prefill_s is not None:
             lag_s = now_s - admitted.admitted_s - admitted.prefill_s
             self._learner(model).lags.note(admitted.prefill_s, lag_s)
-        self._blocked.unit_is_free_sooner()  # for other models too
+
+    def unit_is_free_sooner(self, models: Set[str]) -> None:
+        """A unit that has these models is done with a prompt."""
+        for model in models:
+            self.queues.of(model).unit_is_free_sooner((model,))
 
     def left(self, request_id: str) -> None:
         """Its unit was lost: when its first token comes tells nothing of units."""
@@ -199,9 +204,10 @@ class Admission:
         """Settles the account of an admitted request, however it ended."""
         admitted = self._running.pop(request_id)
         request = admitted.request
-        self.queue.charge(request.model, request.tenant, output_tokens=output_tokens - admitted.output_tokens)
+        rivals = self.queues.of(request.model)
+        rivals.turns.charge(request.model, request.tenant, output_tokens=output_tokens - admitted.output_tokens)
         self._ledger.release(request_id)
-        self._blocked.something_has_changed(request.model)
+        rivals.has_changed(request.model)
         if not had_first_token:
             self._before_first[request.model] -= 1
         if finished and request.max_tokens > 1:  # one is asked for what is no answer: an embedding, a score
@@ -209,12 +215,12 @@ class Admission:
 
     def waiting(self) -> list[tuple[AdmissionRequest, float]]:
         """Returns what waits for its turn, and since when."""
-        return [(request, self._came_s[request.request_id]) for request in self.queue.waiting()]
+        return [(request, self._came_s[request_id]) for request_id, request in self._waiting.items()]
 
     def why_waits(self, request: AdmissionRequest, choice: UnitChoice | None) -> str:
         """Says in words what a request waits for that was queued just now."""
         model, ledger = request.model, self._ledger
-        before = self.queue.size(model) - 1
+        before = self.queues.size(model) - 1
         behind = f"behind {before} waiting request{'' if before == 1 else 's'} of {model}; " if before > 0 else ""
         if not self._router.is_ready(model):
             return f"{behind}no unit had {model} ready"
@@ -227,31 +233,17 @@ class Admission:
 
     def num_waiting(self, model: str) -> int:
         """Counts a model's requests before their first token, here and on units."""
-        return self.queue.size(model) + self._before_first.get(model, 0)
+        return self.queues.size(model) + self._before_first.get(model, 0)
 
     def keep_models(self, ttft_targets_s: Mapping[str, float]) -> None:
         """The models of the fleet and their TTFT targets."""
         self._ttft_targets_s = ttft_targets_s
         models = frozenset(ttft_targets_s)
-        self.queue.keep_models(models)
+        self.queues.keep_models(models)
         self.lengths.keep(models)
         self._learners = {m: of_model for m, of_model in self._learners.items() if m in models}
 
     # ----
-
-    def _next_admitted(self, now_s: float) -> tuple[Waiting, Admit] | None:
-        """The first in turn that can go; every admission moves counters, so the order is asked for again each time."""
-        for rank, standing, waiting in self.queue.turns(now_s, self._pace, but=self._blocked.standings(now_s)):
-            request = waiting.request
-            if standing is Standing.IN_TIME and self._blocked.is_blocked(request, now_s):
-                continue
-            choice = self._choose(request, now_s) if self._has_room(request) else None
-            # A late one's share is served on the unit, behind what is in time there: it would never be free of that.
-            tried = self._try(request, choice, now_s, behind_all=rank < standing)
-            if isinstance(tried, Admit):
-                return waiting, tried
-            self._blocked.block(request, standing, tried)
-        return None
 
     def _choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
         due_s = self._came_s.get(request.request_id, now_s) + request.slo.ttft_s
@@ -261,24 +253,33 @@ class Admission:
         tokens = request.prompt_tokens + self._output_tokens(request)
         return self._ledger.has_room(request.model, tokens, gives_way=request.gives_way)
 
-    def _try(
-        self, request: AdmissionRequest, choice: UnitChoice | None, now_s: float, *, behind_all: bool = False
-    ) -> Admit | float:
-        """Otherwise when another try makes sense; inf: when something has changed. `behind_all`: however much is
-        ahead.
+    def _next_try_s(
+        self,
+        request: AdmissionRequest,
+        choice: UnitChoice | None,
+        now_s: float,
+        rivals: RivalQueue,
+        *,
+        behind_all: bool = False,
+    ) -> float:
+        """Returns when to try it: not later than now if it can go there; inf: when something has changed. `behind_all`:
+        however much is ahead.
         """
         if choice is None or not self._has_room(request):
             return math.inf
         ttft_s = min(request.slo.ttft_s, self._ttft_targets_s.get(request.model, math.inf))
-        ahead_share = _AHEAD_SHARE if len(self._tenants_s) > 1 else _AHEAD_SHARE_ALONE
+        ahead_share = _AHEAD_SHARE if len(rivals.tenants_s) > 1 else _AHEAD_SHARE_ALONE
         too_far_ahead_s = choice.before_s - max(ahead_share * ttft_s, _LEAST_AHEAD_S)
         if too_far_ahead_s > _ROUNDING_S and not behind_all:
             return now_s + max(too_far_ahead_s, _LEAST_PAUSE_S)
+        return now_s
+
+    def _admit(self, request: AdmissionRequest, choice: UnitChoice, now_s: float, rivals: RivalQueue) -> Admit:
         output_tokens = self._output_tokens(request)
         tokens = request.prompt_tokens + output_tokens
         reserved = self._ledger.reserve(request.request_id, request.model, tokens, gives_way=request.gives_way)
         assert reserved, "the ledger had room"
-        self.queue.charge(
+        rivals.turns.charge(
             request.model, request.tenant, prompt_tokens=request.prompt_tokens, output_tokens=output_tokens
         )
         self._running[request.request_id] = _Admitted(request, output_tokens, now_s, choice.prefill_s)
@@ -288,15 +289,20 @@ class Admission:
         self._router.sent(request, choice, now_s, due_s=came_s + request.slo.ttft_s)
         return Admit(choice=choice, came_s=came_s)
 
-    def _credit(self, request: AdmissionRequest) -> float:
+    def _has_turn(self, waiting: Waiting, now_s: float) -> None:
+        request = waiting.request
+        output_tokens = self._running[request.request_id].output_tokens
+        charged = virtual_tokens(prompt_tokens=request.prompt_tokens, output_tokens=output_tokens)
+        self._observe(request.model, now_s, left=1, virtual_tokens=charged, work=waiting.work)
+
+    def _credit(self, request: AdmissionRequest, rivals: RivalQueue) -> float:
         """What the tenant's fair share yields in one TTFT target of the model (not of the request: a client could ask
         for credit). If all tenants come back at once, the others are late by one TTFT target at most.
         """
-        tenants = max(
-            1, self.queue.num_tenants(request.model) + (not self.queue.tenant_size(request.model, request.tenant))
-        )
-        drain = self._learner(request.model).drain
-        return drain.virtual_tokens_per_s * self._ttft_targets_s.get(request.model, 0.0) / tenants
+        turns, model = rivals.turns, request.model
+        tenants = max(1, turns.num_tenants(model) + (not turns.tenant_size(model, request.tenant)))
+        drain = self._learner(model).drain
+        return drain.virtual_tokens_per_s * self._ttft_targets_s.get(model, 0.0) / tenants
 
     def _output_tokens(self, request: AdmissionRequest) -> int:
         return self.lengths.predicted_tokens(request.model, max_tokens=request.max_tokens)
@@ -304,28 +310,28 @@ class Admission:
     def _is_full(self, model: str) -> bool:
         return self.num_waiting(model) >= self._max_waiting
 
-    def _who_makes_room(self, request: AdmissionRequest) -> AdmissionRequest | None:
+    def _who_makes_room(self, request: AdmissionRequest, rivals: RivalQueue) -> AdmissionRequest | None:
         """Makes room in a full queue: a first request takes the place of the last one of whoever waits with most.
         One that is late for good makes room for any of its class.
         """
-        last = self.queue.last_of_greediest(request.model)
+        last = rivals.turns.last_of_greediest(request.model)
         if last is None:
             return None
         loser = last.request
         if loser.priority < request.priority or (loser.priority == request.priority and last.is_late):
             return loser
-        theirs = self.queue.tenant_size(request.model, loser.tenant)
-        ours = self.queue.tenant_size(request.model, request.tenant)
+        theirs = rivals.turns.tenant_size(request.model, loser.tenant)
+        ours = rivals.turns.tenant_size(request.model, request.tenant)
         return loser if loser.priority == request.priority and theirs > ours + 1 else None
 
-    def _comes_too_late(self, request: AdmissionRequest, work: float, now_s: float) -> bool:
+    def _comes_too_late(self, request: AdmissionRequest, work: float, now_s: float, rivals: RivalQueue) -> bool:
         """Its client waits no longer than its target, and its turn will not come by then."""
         if request.deadline_s > now_s + request.slo.ttft_s:
             return False
         served_per_s = self._learner(request.model).drain.work_per_s
         if served_per_s is None:
             return False
-        return now_s + (self.queue.work_before(request) + work) / served_per_s > request.deadline_s
+        return now_s + (rivals.turns.work_before(request) + work) / served_per_s > request.deadline_s
 
     def _too_late(self, request: AdmissionRequest, now_s: float) -> Outcome:
         if self._choose(request, now_s) is None:
@@ -361,7 +367,7 @@ class Admission:
         self, model: str, now_s: float, *, left: int = 0, virtual_tokens: float = 0.0, work: float = 0.0
     ) -> QueueForecaster:
         learner = self._learner(model)
-        queued = self.queue.size(model) > 0
+        queued = self.queues.size(model) > 0
         learner.drain.observe(now_s, queued=queued, left=left, virtual_tokens=virtual_tokens, work=work)
         return learner
 

@@ -1,24 +1,21 @@
-"""Gives turns by fair queueing among models and, within a model, among API keys; and tells what is worth a try.
+"""Gives turns by fair queueing among models that compete and, within a model, among API keys.
 
 Fairness decides which flow's turn it is (ServiceCounters), servability which ask of the flow has it (Flow).
 """
 
 import heapq
-import math
-from collections.abc import Callable, Iterator, Mapping, Set
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Set
 
 from router.admission.flow import Standing, Waiting
 from router.admission.flow_queue import FlowQueue, Turn
 from router.admission.learned_estimates import QueueForecast
 from router.admission.service_counters import ServiceCounters, virtual_tokens
-from router.request_terms import AdmissionRequest, Priority
+from router.request_terms import AdmissionRequest
 
 PaceOf = Callable[[str, float], QueueForecast]  # of a model, now
+SkippedOf = Callable[[str, float], Set[Standing]]
 
 _UNKNOWN = QueueForecast()
-_NONE: Set[Standing] = frozenset()
-_ALL = frozenset(Standing)
 
 
 class FairQueue:
@@ -32,7 +29,7 @@ class FairQueue:
         self._waiting: dict[str, Waiting] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._arrivals = 0
-        self._served = 0.0  # virtual tokens of all models
+        self._served = 0.0  # virtual tokens of all its models
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -97,12 +94,10 @@ class FairQueue:
         self.remove(request_id)
         return waiting
 
-    def turns(
-        self, now_s: float, pace_of: PaceOf, *, but: Mapping[str, Set[Standing]] = MappingProxyType({})
-    ) -> Iterator[Turn]:
-        """Asks in the order in which they may go: the next of every model in the order in which models are due, and
-        where it is passed over, the model's next of a lower standing. `but`: none of these standings. Valid until the
-        queue changes.
+    def turns(self, models: Iterable[str], now_s: float, pace_of: PaceOf, *, but: SkippedOf) -> Iterator[Turn]:
+        """Asks of these models in the order in which they may go: the next of every model in the order in which models
+        are due, and where it is passed over, the model's next of a lower standing. `but`: none of these standings. What
+        was told last may be served; nothing else may change meanwhile.
         """
         order: list[tuple[int, Standing, float, str, Turn, Iterator[Turn]]] = []
 
@@ -111,14 +106,20 @@ class FairQueue:
                 key = (-turn.waiting.request.priority, turn.rank, self._models.of(model), model)
                 heapq.heappush(order, (*key, turn, turns))
 
-        for model, queue in self._queues.items():
-            skipped = but.get(model, _NONE)
+        def add(model: str) -> None:
+            queue, skipped = self._queues[model], but(model, now_s)
             if queue.size and len(skipped) < len(Standing):
                 add_next(model, queue.turns(now_s, pace_of(model, now_s), served=self._served, but=skipped))
+
+        for model in models:
+            add(model)
         while order:
             *_, model, turn, turns = heapq.heappop(order)
             yield turn
-            add_next(model, turns)
+            if turn.waiting.is_gone:
+                add(model)
+            else:
+                add_next(model, turns)
 
     def head(self, model: str, now_s: float, pace: QueueForecast = _UNKNOWN) -> AdmissionRequest | None:
         queue = self._queues.get(model)
@@ -193,6 +194,22 @@ class FairQueue:
     def waiting(self) -> Iterator[AdmissionRequest]:
         return (waiting.request for waiting in self._waiting.values())
 
+    def take_over(self, model: str, other: "FairQueue") -> None:
+        """Goes on with what waits of a model in a queue that is not used any more. It keeps its lead over those that
+        it competed with there.
+        """
+        queue = other._queues.get(model)
+        if queue is None:
+            return
+        self._queues[model] = queue
+        queue.count_served_from(self._served - other._served)
+        self._models.take_over(model, other._models)
+        self._arrivals = max(self._arrivals, other._arrivals)
+        for request_id, waiting in other._waiting.items():
+            if waiting.request.model == model:
+                self._waiting[request_id] = waiting
+                heapq.heappush(self._deadlines, (waiting.request.deadline_s, request_id))
+
     def keep_models(self, models: frozenset[str]) -> None:
         """Forgets what models left the fleet, once nothing of them waits, and tenants without a claim."""
         for model in [m for m, q in self._queues.items() if m not in models and not q.size]:
@@ -205,71 +222,3 @@ class FairQueue:
         if queue is None:
             queue = self._queues[model] = FlowQueue()
         return queue
-
-
-class BlockedTurns:
-    """Remembers which asks were tried in vain, and when another try makes sense.
-
-    An ask that a unit has no room for blocks its model until something changes: smaller ones would take the room for
-    ever. One that would wait behind too much on the unit blocks what has no better standing; of what is in time it
-    blocks itself only, since a newcomer may be due before it.
-    """
-
-    def __init__(self) -> None:
-        self._until_s: dict[str, dict[Standing, float]] = {}  # by model
-        self._in_time: dict[str, str] = {}  # by model, the request that is in time and blocked
-        self._class: dict[str, Priority] = {}  # by model, of what was blocked last
-
-    def block(self, request: AdmissionRequest, standing: Standing, until_s: float) -> None:
-        """`until_s`: infinite where time alone changes nothing."""
-        model = request.model
-        self._class[model] = request.priority
-        if until_s == math.inf:
-            self._until_s[model] = dict.fromkeys(Standing, math.inf)
-            self._in_time.pop(model, None)
-            return
-        self._until_s.setdefault(model, {})[standing] = until_s
-        if standing is Standing.IN_TIME:
-            self._in_time[model] = request.request_id
-
-    def newcomer(self, request: AdmissionRequest) -> None:
-        """One of a higher class is the next, and may find room where the others did not."""
-        if request.priority > self._class.get(request.model, Priority.HIGH):
-            self.something_has_changed(request.model)
-
-    def standings(self, now_s: float) -> Mapping[str, Set[Standing]]:
-        """Returns what need not be looked at, by model, and forgets what may be tried again by now."""
-        for model, of_model in list(self._until_s.items()):
-            if min(of_model.values(), default=math.inf) <= now_s:
-                self._until_s[model] = {standing: s for standing, s in of_model.items() if s > now_s}
-        return {model: self._blocked(of_model) for model, of_model in self._until_s.items()}
-
-    def is_blocked(self, request: AdmissionRequest, now_s: float) -> bool:
-        """Returns whether this ask, in time, was tried a moment ago."""
-        until_s = self._until_s.get(request.model, {}).get(Standing.IN_TIME, -math.inf)
-        return until_s > now_s and self._in_time.get(request.model) == request.request_id
-
-    def next_try_s(self, model: str) -> float:
-        """Returns when time alone may change something for a model whose every standing has been tried."""
-        return min(self._until_s.get(model, {}).values(), default=-math.inf)
-
-    def something_has_changed(self, model: str | None = None) -> None:
-        """Everybody of the model, or of all, may be tried again."""
-        if model is None:
-            self._until_s.clear()
-            self._in_time.clear()
-            self._class.clear()
-        else:
-            self._until_s.pop(model, None)
-            self._in_time.pop(model, None)
-            self._class.pop(model, None)
-
-    def unit_is_free_sooner(self) -> None:
-        """Lets those that waited behind others be tried again, and not those without room."""
-        self._until_s = {m: of for m, of in self._until_s.items() if math.inf in of.values()}
-        self._in_time.clear()
-
-    def _blocked(self, of_model: Mapping[Standing, float]) -> Set[Standing]:
-        if of_model.get(Standing.IN_TIME) == math.inf:
-            return _ALL
-        return frozenset(standing for standing in of_model if standing is not Standing.IN_TIME)

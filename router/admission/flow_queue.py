@@ -63,7 +63,7 @@ class FlowQueue:
         """Yields the next ask of a queue with any; then, where that one cannot go, what it need not hold up.
 
         That is, of one in time, the doubtful of its own flow, which may be due before it. `but`: none of these
-        standings. `served`: in all, of all models.
+        standings. `served`: in all, of all models that compete.
         """
         if now_s - self._arranged_s >= _ARRANGE_EVERY_S:
             self._arrange(now_s, pace)
@@ -96,6 +96,10 @@ class FlowQueue:
 
     def late_is_served(self, served: float) -> None:
         self._late_mark = served
+
+    def count_served_from(self, offset: float) -> None:
+        """What is told as served in all is counted from elsewhere from now on, so much further on."""
+        self._late_mark += offset
 
     def work_before(self, priority: Priority, tenant: str) -> float:
         """Returns what the queue passes before a newcomer of that flow has its turn, if all that is open is served."""

@@ -33,7 +33,7 @@ class ServiceCounters:
         if key in self._active:
             return
         if self._active:
-            self._level = max(self._level, min(self._counters[k] for k in self._active))
+            self._level = self._least()
         else:
             self._level_before = self._level
         self._credit = credit
@@ -52,11 +52,20 @@ class ServiceCounters:
     def of(self, key: str) -> float:
         return self._counters.get(key, 0.0)
 
+    def take_over(self, key: str, other: "ServiceCounters") -> None:
+        """Goes on with a flow that was counted elsewhere, with its lead over the others there."""
+        self._counters[key] = self._level + max(0.0, other.of(key) - other._least())
+        if key in other._active:
+            self._active.add(key)
+
     def forget_idle(self) -> None:
         """Bounds memory where keys come and go. An idle key would be lifted to the floor anyway when it comes back,
         unless it is ahead of it: it has used some of its credit.
         """
         self._counters = {k: c for k, c in self._counters.items() if k in self._active or c > self._floor}
+
+    def _least(self) -> float:
+        return max(self._level, min((self._counters[k] for k in self._active), default=0.0))
 
     @property
     def _floor(self) -> float:

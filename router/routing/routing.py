@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -224,6 +224,15 @@ class UnitRouter:
 
     def is_ready(self, model: str) -> bool:
         return model in self._table.by_model
+
+    def models_of_units(self) -> Sequence[frozenset[str]]:
+        """Returns the models that each unit has ready."""
+        return self._table.models
+
+    def models_beside(self, request_id: str) -> frozenset[str]:
+        """Returns the models of the unit that a request was sent to."""
+        row = self._table.row.get(self._own.unit_of(request_id))
+        return frozenset() if row is None else self._table.models[row]
 
     def choose(
         self,

@@ -46,7 +46,7 @@ class Candidates:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutingTable:
     """Rows are units. `reported_s`: what a report shows had happened by then. `free_at_s`: when the prefill work that
-    waited then is done. `requests` are those that ran or waited then.
+    waited then is done. `requests` are those that ran or waited then. `models` are those that a unit has ready.
     """
 
     unit_ids: tuple[str, ...]
@@ -57,6 +57,7 @@ class RoutingTable:
     free_at_s: Floats
     requests: Floats
     num_gpus: Floats
+    models: tuple[frozenset[str], ...]
     by_model: Mapping[str, Candidates]
 
     @classmethod
@@ -69,6 +70,7 @@ class RoutingTable:
         loads = (u.report.load for u in units)
         requests = (0 if load is None else sum(m.running + m.waiting for m in load.models) for load in loads)
         ids = tuple(u.report.unit_id for u in units)
+        by_model = _candidates(units)
         return cls(
             unit_ids=ids,
             endpoints=tuple(u.report.endpoint for u in units),
@@ -78,7 +80,8 @@ class RoutingTable:
             free_at_s=reported_s + backlog_s,
             requests=np.fromiter(requests, float, len(units)),
             num_gpus=np.fromiter((max(1, u.report.num_gpus) for u in units), float, len(units)),
-            by_model=_candidates(units),
+            models=_models_by_row(by_model, len(units)),
+            by_model=by_model,
         )
 
 
@@ -103,6 +106,15 @@ def _candidates(units: Iterable[UnitView]) -> Mapping[str, Candidates]:
                 entry = _Ready(row, report.unit_id, status.max_model_len, load, report.constrains, report.role)
                 ready.setdefault(status.model, []).append(entry)
     return {model: _columns(entries) for model, entries in ready.items()}
+
+
+def _models_by_row(by_model: Mapping[str, Candidates], rows: int) -> tuple[frozenset[str], ...]:
+    models: list[list[str]] = [[] for _ in range(rows)]
+    for model, candidates in by_model.items():
+        for row in candidates.unit.tolist():
+            models[row].append(model)
+    known: dict[frozenset[str], frozenset[str]] = {}  # most units have what others have
+    return tuple(known.setdefault(of_row, of_row) for of_row in map(frozenset, models))
 
 
 def _columns(entries: list[_Ready]) -> Candidates:
@@ -168,6 +180,10 @@ class UnreportedLoad:
 
     def __len__(self) -> int:
         return len(self._sent)
+
+    def unit_of(self, request_id: str) -> str:
+        """Returns where a request that was sent is."""
+        return self._sent[request_id].unit_id
 
     def sent(
         self, request_id: str, unit_id: str, *, prefill_s: float, now_s: float, due_s: float = float("inf")

@@ -268,7 +268,7 @@ class Gateway:
         """
         card = self.card(model)
         admission = self.scheduler.admission
-        if admission.num_waiting(model) >= self.limits.max_queued and not admission.queue.size(model):
+        if admission.num_waiting(model) >= self.limits.max_queued and not admission.queues.size(model):
             self.metrics.shed.labels(model).inc()
             self.events.shed(model=model, request_id=request_id)
             raise Overloaded(model=model, retry_after_s=self.scheduler.turned_away(model))

@@ -20,8 +20,8 @@ _CLOSED_RETRY_AFTER_S = 1  # another gateway is there
 
 
 class WaitingRequests:
-    """Call `pump` when something may have made room: a view came, a request ended; after a view `refuse`, too. Time
-    alone it watches itself.
+    """Call `pump` when something may have made room: a view came, a request of a model ended; after a view `refuse`,
+    too. Time alone it watches itself.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class WaitingRequests:
         self._clock = clock
         self._unavailable = unavailable
         self._waiting: dict[str, tuple[AdmissionRequest, asyncio.Future[Outcome]]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the name of a group of rivals
         self._is_closed = False
 
     async def enter(self, request: AdmissionRequest, on_wait: Callable[[str], None]) -> Admit:
@@ -52,9 +52,7 @@ class WaitingRequests:
             raise _ends()
         came_s = self._clock()
         decision = self._scheduler.offer(request, came_s)
-        if isinstance(decision, Queue):
-            on_wait(self._scheduler.admission.why_waits(request, decision.choice))
-        outcome = await self._outcome(request) if isinstance(decision, Queue) else decision
+        outcome = await self._outcome(request, decision, on_wait) if isinstance(decision, Queue) else decision
         match outcome:
             case Admit():
                 return outcome
@@ -63,11 +61,17 @@ class WaitingRequests:
             case NoCapacity(retry_after_s=retry_after_s):
                 raise self._unavailable(request.model, self._clock() - came_s, retry_after_s)
 
-    def pump(self) -> None:
-        for request, outcome in self._scheduler.pump(self._clock()):
+    def pump(self, model: str | None = None) -> None:
+        """`model`: only for what competes with it for units."""
+        for request, outcome in self._scheduler.pump(self._clock(), model):
             _, waiting = self._waiting.pop(request.request_id)
             waiting.set_result(outcome)
-        self._set_timer()
+        if model is not None:
+            self._set_timer(self._scheduler.rivals(model))
+            return
+        self._cancel_timers()
+        for rivals in self._scheduler.rivals_that_wait():
+            self._set_timer(rivals)
 
     def refuse(self, why: Callable[[AdmissionRequest], RouterError | None]) -> None:
         """Answers those that wait and of which `why` says what makes waiting longer useless."""
@@ -84,18 +88,20 @@ class WaitingRequests:
         self._is_closed = True
         for request, waiting in list(self._waiting.values()):
             self._end(request, waiting, _ends())
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timers()
 
     def _end(self, request: AdmissionRequest, waiting: asyncio.Future[Outcome], error: RouterError) -> None:
         del self._waiting[request.request_id]
         self._scheduler.withdraw(request.request_id)
         waiting.set_exception(error)
 
-    async def _outcome(self, request: AdmissionRequest) -> Outcome:
+    async def _outcome(self, request: AdmissionRequest, queued: Queue, on_wait: Callable[[str], None]) -> Outcome:
         waiting: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = request, waiting
-        self.pump()
+        self.pump(request.model)
+        if waiting.done():
+            return waiting.result()
+        on_wait(self._scheduler.admission.why_waits(request, queued.choice))
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:  # the client left
@@ -104,17 +110,21 @@ class WaitingRequests:
                     self._scheduler.end(request.request_id, finished=False)
             elif self._waiting.pop(request.request_id, None) is not None:
                 self._scheduler.withdraw(request.request_id)
-            self.pump()
+            self.pump(request.model)
             raise
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        next_s = self._scheduler.next_pump_s()
-        if next_s is not None and self._waiting and not self._is_closed:
+    def _set_timer(self, rivals: str) -> None:
+        if (timer := self._timers.pop(rivals, None)) is not None:
+            timer.cancel()
+        next_s = self._scheduler.next_pump_s(rivals)
+        if next_s is not None and not self._is_closed:
             delay_s = min(max(0.0, next_s - self._clock()), 3600.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
+            self._timers[rivals] = asyncio.get_running_loop().call_later(delay_s, self.pump, rivals)
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
 
 class GenerationRunner:
@@ -197,7 +207,7 @@ class GenerationRunner:
             self._scheduler.end(
                 generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
             )
-            self._room.pump()
+            self._room.pump(generation.model)
 
     def _charge(self, caller: Caller, tokens: int) -> None:
         self._spend(caller.key_id, tokens)
@@ -238,7 +248,7 @@ class GenerationRunner:
         else:
             report.worst_gap_s = max(report.worst_gap_s, gap_s)
         if self._scheduler.produced(generation.request_id, output.num_tokens, now_s):
-            self._room.pump()
+            self._room.pump(generation.model)
         if output.finish is not None:
             stopwatch.on_finish()
             if not report.in_time:

@@ -140,7 +140,7 @@ def test_queue__full_of_one_tenant__a_neighbour_takes_its_last_place() -> None:
     assert made.offer(small("neighbour", tenant="quiet"), 1.0) == Queue()
 
     assert isinstance(outcomes(made, 1.0)["greedy-3"], Shed)
-    assert made.admission.queue.tenant_size("m", "quiet") == 1
+    assert made.admission.queues.of("m").turns.tenant_size("m", "quiet") == 1
 
 
 def test_queue__tenants_differ_in_demand__are_served_alike() -> None:

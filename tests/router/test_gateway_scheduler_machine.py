@@ -163,7 +163,7 @@ class GatewaySchedulerMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         ledger = self.scheduler.ledger
         assert len(ledger._reservations) == len(self.running)
-        assert len(self.scheduler.admission.queue) == len(self.waiting)
+        assert len(self.scheduler.admission.queues) == len(self.waiting)
         for model in MODELS:
             assert ledger.held_blocks(model) >= 0
             assert self.scheduler.admission.num_waiting(model) <= MAX_WAITING
