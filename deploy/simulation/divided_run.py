@@ -1,14 +1,12 @@
 """One run in several processes, each with a part of the fleet that shares no unit with the others.
 
-What happens at one model's units reaches another model through a unit that has both, and through gateways while a
-request waits there: the next one, of any model, then waits its turn behind it. Where nothing waits, a gateway keeps its
-books by model. So parts find what the whole fleet would have found as long as no request has had to wait. Once one has,
-what the parts have found is thrown away and the fleet is run as a whole.
+What happens at one model's units reaches another model through a unit that has both, or through others that lie
+between them, and in no other way: gateways keep their books by model, and what waits there apart for models that share
+no unit (`router/admission/rival_queues.py`). So parts find what the whole fleet would have found.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +15,7 @@ from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.runs import OnProgress, RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.workers import Tell, Workers
+from router.admission.rival_models import rival_models
 
 # Several for each process: small ones go faster, and the last ones even out what the first ones took. But each reads
 # the whole stream.
@@ -28,11 +27,6 @@ class PartProgress:
     part: int
     ended: int
     virtual_s: float
-    has_queued: bool = False
-
-
-class _RequestWaits(Exception):
-    """A part has told that a request had to wait."""
 
 
 def run_fleet_divided(
@@ -46,8 +40,7 @@ def run_fleet_divided(
     """Finds what `run_fleet` finds, with up to `jobs` processes where the fleet and the stream can be divided."""
     parts = _parts(deployed, stream, options, jobs * _PARTS_PER_JOB) if jobs > 1 else ()
     if len(parts) > 1:
-        with suppress(_RequestWaits):
-            return _joined(_run_parts(parts, stream, options, jobs, on_progress), deployed, stream)
+        return _joined(_run_parts(parts, stream, options, jobs, on_progress), deployed, stream)
     return run_fleet(deployed, stream, options, on_progress=on_progress)
 
 
@@ -57,7 +50,9 @@ def _parts(deployed: DeployedFleet, stream: RequestStream, options: RunOptions, 
     """
     if stream.block_tokens is not None or options.window_s is not None or options.sample_partitions:
         return ()
-    groups = _groups_without_common_units(deployed)
+    alone = (frozenset((m.model,)) for m in deployed.models)  # also those that no unit has
+    placed = (frozenset(m.info.model for m in design.models) for _, design in deployed.designs)
+    groups = rival_models([*alone, *placed]) if deployed.designs else []
     asked = Counter(record.model or "" for record in stream.records()) if len(groups) > 1 else Counter[str]()
     parts: list[set[str]] = [set() for _ in range(min(most, len(groups)))]
     work = [0] * len(parts)
@@ -68,17 +63,6 @@ def _parts(deployed: DeployedFleet, stream: RequestStream, options: RunOptions, 
     return [deployed.part(models) for _, models in sorted(zip(work, parts, strict=True), key=lambda p: -p[0])]
 
 
-def _groups_without_common_units(deployed: DeployedFleet) -> list[set[str]]:
-    groups = [{m.model} for m in deployed.models] if deployed.designs else []
-    for _, design in deployed.designs:
-        placed = {m.info.model for m in design.models}
-        touched = [group for group in groups if group & placed]
-        if len(touched) > 1:
-            groups = [group for group in groups if not group & placed]
-            groups.append(set().union(*touched))
-    return groups
-
-
 def _run_parts(
     parts: Sequence[DeployedFleet],
     stream: RequestStream,
@@ -86,12 +70,9 @@ def _run_parts(
     jobs: int,
     on_progress: OnProgress | None,
 ) -> Sequence[FleetOutcome]:
-    """Raises _RequestWaits, and what still runs is stopped."""
     last = [PartProgress(part=number, ended=0, virtual_s=0.0) for number in range(len(parts))]
 
     def hear(progress: PartProgress) -> None:
-        if progress.has_queued:
-            raise _RequestWaits
         last[progress.part] = progress
         if on_progress is not None:
             on_progress(sum(p.ended for p in last), min(p.virtual_s for p in last))
@@ -107,10 +88,7 @@ def _run_part(
     def progressed(ended: int, now_s: float) -> None:
         tell(PartProgress(part=number, ended=ended, virtual_s=now_s))
 
-    outcome = run_fleet(part, stream, options, give_up=lambda run: run.num_queued > 0, on_progress=progressed)
-    if outcome.queued > 0:
-        tell(PartProgress(part=number, ended=0, virtual_s=0.0, has_queued=True))
-    return outcome
+    return run_fleet(part, stream, options, on_progress=progressed)
 
 
 def _joined(outcomes: Sequence[FleetOutcome], deployed: DeployedFleet, stream: RequestStream) -> FleetOutcome:

@@ -37,7 +37,9 @@ class EventQueue:
         self._ask(self._heap, time_s, action)
 
     def wake_at(self, time_s: float, action: Action) -> None:
-        """An action of one unit, which concerns no other."""
+        """An action of one unit, or for requests that wait at a gateway, which concerns no units but those of their
+        models.
+        """
         self._ask(self._wakes, time_s, action)
 
     def arrival_at(self, time_s: float, action: Action) -> None:

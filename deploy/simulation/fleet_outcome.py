@@ -22,9 +22,8 @@ class PartitionSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutcome:
     """`duration_s` is virtual, from the start to the last end; the simulation itself ended at `ended_s`. `gave_up`: it
-    was stopped before all had ended. `views`: how many of the `events` told gateways of the fleet; `queued`: requests
-    that had to wait at one. `decisions` are the control loop's, the newest first, as of its end.
-    `node_use`: where nodes come and go.
+    was stopped before all had ended. `views`: how many of the `events` told gateways of the fleet. `decisions` are the
+    control loop's, the newest first, as of its end. `node_use`: where nodes come and go.
     """
 
     models: Mapping[str, ModelStatistics]
@@ -34,7 +33,6 @@ class FleetOutcome:
     steps: int
     gave_up: bool
     views: int = 0
-    queued: int = 0
     partitions: tuple[PartitionSample, ...] = ()
     decisions: tuple[PlacementDecision, ...] = ()
     node_use: NodeUse | None = None

@@ -92,11 +92,6 @@ class FleetRun:
     def expected_requests(self) -> int:
         return self._stream.count
 
-    @property
-    def num_queued(self) -> int:
-        """Requests that had to wait at a gateway so far, for their turn or for a unit."""
-        return sum(gateway.num_queued for gateway in self._gateways)
-
     def overdue_requests(self, limit_s: float | None = None) -> int:
         """Requests under way whose first token is later than `limit_s`, or than its own target."""
         now_s = self.agenda.clock.now_s
@@ -127,7 +122,6 @@ class FleetRun:
             ended_s=self.agenda.clock.now_s,
             events=self.agenda.num_done,
             views=self._num_views,
-            queued=self.num_queued,
             steps=sum(u.load_report().steps_total for u in self._units),
             gave_up=self._gave_up,
             partitions=tuple(self._partitions),

@@ -19,23 +19,25 @@ class Stay:
     """An admitted request's place in the books of its gateway."""
 
     gateway: "SimulatedGateway"
-    request_id: str
+    request: AdmissionRequest
 
     def on_tokens(self, num_tokens: int, now_s: float) -> None:
-        if self.gateway.scheduler.produced(self.request_id, num_tokens, now_s):
-            self.gateway.pump()
+        if self.gateway.scheduler.produced(self.request.request_id, num_tokens, now_s):
+            self.gateway.pump(self.request.model)
 
     def go_on(self, now_s: float, *, avoid: Set[str]) -> UnitChoice | None:
         """The request has left its unit. None while no other one can take it."""
-        self.gateway.scheduler.left(self.request_id)
-        choice = self.gateway.scheduler.route(self.request_id, now_s, avoid=avoid)
+        request_id = self.request.request_id
+        self.gateway.scheduler.left(request_id)
+        choice = self.gateway.scheduler.route(request_id, now_s, avoid=avoid)
         if choice is not None:
-            self.gateway.scheduler.sent(self.request_id, choice, now_s)
+            self.gateway.scheduler.sent(request_id, choice, now_s)
         return choice
 
     def end(self, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
-        self.gateway.scheduler.end(self.request_id, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
-        self.gateway.pump()
+        request_id = self.request.request_id
+        self.gateway.scheduler.end(request_id, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
+        self.gateway.pump(self.request.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,7 @@ class SimulatedGateway:
         self._agenda = agenda
         self._receptions: dict[str, Reception] = {}
         self._waiting: Counter[str] = Counter()  # requests by model
-        self._wakes_at_s: float | None = None
-        self.num_queued = 0  # requests that had to wait so far
+        self._wakes_at_s: dict[str, float] = {}  # by the name of a group of rivals
 
     def holds_any(self, models: Iterable[str]) -> bool:
         """Says whether a request for one of these models waits here."""
@@ -63,45 +64,47 @@ class SimulatedGateway:
 
     def on_view(self, view: FleetView) -> None:
         self.scheduler.update_view(view, self._agenda.clock.now_s)
-        self.pump()
+        for rivals in self.scheduler.rivals_that_wait():
+            self.pump(rivals)
 
     def offer(self, request: AdmissionRequest, reception: Reception) -> None:
         """Exactly one function of the reception is called, now or later."""
         decision = self.scheduler.offer(request, self._agenda.clock.now_s)
         if isinstance(decision, Queue):
-            self.num_queued += 1
             self._receptions[request.request_id] = reception
             self._waiting[request.model] += 1
-            self.pump()
+            self.pump(request.model)
         else:
             self._receive(request, decision, reception)
 
-    def pump(self) -> None:
+    def pump(self, model: str) -> None:
+        """Only for what competes with this model: models that share no unit find what they would find alone."""
         if not self._receptions:
             return
-        for request, outcome in self.scheduler.pump(self._agenda.clock.now_s):
+        for request, outcome in self.scheduler.pump(self._agenda.clock.now_s, model):
             self._waiting[request.model] -= 1
             self._receive(request, outcome, self._receptions.pop(request.request_id))
-        self._sleep()
+        self._sleep(self.scheduler.rivals(model))
 
     def _receive(self, request: AdmissionRequest, outcome: Admit | Shed | NoCapacity, reception: Reception) -> None:
         if isinstance(outcome, Admit):
-            reception.admitted(outcome.choice, Stay(gateway=self, request_id=request.request_id))
+            reception.admitted(outcome.choice, Stay(gateway=self, request=request))
         else:
             reception.refused(outcome)
 
-    def _sleep(self) -> None:
-        """One event of the agenda at a time: a later one finds that it is not needed."""
-        next_s = self.scheduler.next_pump_s()
+    def _sleep(self, rivals: str) -> None:
+        """One action on the agenda for each group at a time: a later one finds that it is not needed."""
+        next_s = self.scheduler.next_pump_s(rivals)
         if next_s is None or next_s == float("inf"):
             return
         now_s = self._agenda.clock.now_s
         at_s = max(now_s, next_s)
-        if self._wakes_at_s is None or at_s < self._wakes_at_s or self._wakes_at_s < now_s:
-            self._wakes_at_s = at_s
-            self._agenda.at(at_s, partial(self._wake, at_s))
+        wakes_at_s = self._wakes_at_s.get(rivals)
+        if wakes_at_s is None or at_s < wakes_at_s or wakes_at_s < now_s:
+            self._wakes_at_s[rivals] = at_s
+            self._agenda.wake_at(at_s, partial(self._wake, rivals, at_s))
 
-    def _wake(self, at_s: float) -> None:
-        if self._wakes_at_s == at_s:
-            self._wakes_at_s = None
-            self.pump()
+    def _wake(self, rivals: str, at_s: float) -> None:
+        if self._wakes_at_s.get(rivals) == at_s:
+            del self._wakes_at_s[rivals]
+            self.pump(rivals)
