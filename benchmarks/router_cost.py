@@ -36,7 +36,7 @@ AT_ONCE = 10
 SLO = Slo(ttft_s=2.0, tbt_s=0.1)
 
 
-def unit(index: int) -> UnitView:
+def unit_of(index: int, models: Sequence[str], *, waiting_tokens: int) -> UnitView:
     loads = tuple(
         ModelLoad(
             model=name,
@@ -47,13 +47,13 @@ def unit(index: int) -> UnitView:
             preemptions_total=0,
             prompt_tokens_total=0,
             output_tokens_total=0,
-            waiting_tokens=(index * 131) % 900,
+            waiting_tokens=waiting_tokens,
             blocks_per_row=64,
             tokens_per_row=16,
             prefill_base_s=0.004,
             prefill_s_per_token=2e-5,
         )
-        for name in MODELS
+        for name in models
     )
     report = UnitReport(
         unit_id=f"unit-{index}",
@@ -65,7 +65,7 @@ def unit(index: int) -> UnitView:
         block_bytes=1,
         total_blocks=600_000,
         lease_version=1,
-        models=tuple(ModelStatus(model=n, phase=ModelPhase.READY, max_model_len=32_768) for n in MODELS),
+        models=tuple(ModelStatus(model=n, phase=ModelPhase.READY, max_model_len=32_768) for n in models),
         load=LoadReport(
             models=loads, total_blocks=600_000, free_blocks=1, prefill_sms=66, decode_sms=66, steps_total=1
         ),
@@ -73,9 +73,14 @@ def unit(index: int) -> UnitView:
     return UnitView(report=report, age_s=0.2)
 
 
+def fleet_of(units: Sequence[UnitView], models: Sequence[str]) -> FleetView:
+    cards = tuple(ModelCard(model=m, source="s", revision=None, slo=SLO, created_s=0) for m in models)
+    return FleetView(models=cards, units=tuple(units), stream_token="t")
+
+
 def fleet(num_replicas: int) -> FleetView:
-    cards = tuple(ModelCard(model=m, source="s", revision=None, slo=SLO, created_s=0) for m in MODELS)
-    return FleetView(models=cards, units=tuple(unit(i) for i in range(num_replicas)), stream_token="t")
+    units = [unit_of(i, MODELS, waiting_tokens=(i * 131) % 900) for i in range(num_replicas)]
+    return fleet_of(units, MODELS)
 
 
 @dataclass(slots=True)
