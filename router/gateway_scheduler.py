@@ -109,7 +109,7 @@ class GatewayScheduler:
 
     def rivals(self, model: str) -> str:
         """Names the group of models that compete with this one for units, by one of them: until the next view."""
-        return self.admission.queues.of(model).name
+        return self.admission.rivals_name(model)
 
     def rivals_that_wait(self) -> Sequence[str]:
         """Returns the names of such groups of which something waits."""
@@ -169,7 +169,7 @@ class GatewayScheduler:
         if running.is_on_unit:
             self.admission.unit_is_free_sooner(self._router.models_beside(request_id))
             self._router.first_token(request_id, now_s)
-        return len(self.admission.queues.of(running.request.model)) > 0
+        return self.admission.competes(running.request.model)
 
     def left(self, request_id: str) -> None:
         """It is no longer on the unit it was sent to, if it was."""

@@ -93,7 +93,7 @@ class Admission:
 
     def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
         """Admits, queues or refuses a request. After a Queue call `pump`: turns may have changed."""
-        rivals = self.queues.of(request.model)
+        rivals = self._rivals(request.model)
         loser = None
         if self._is_full(request.model):
             loser = self._who_makes_room(request, rivals)
@@ -130,7 +130,7 @@ class Admission:
         `model`: only of those that compete with it for units.
         """
         outcomes: list[tuple[AdmissionRequest, Outcome]] = []
-        for rivals in self.queues.in_use() if model is None else (self.queues.of(model),):
+        for rivals in self._that_wait(model):
             self._pump(rivals, now_s, outcomes)
         for request, _ in outcomes:
             del self._waiting[request.request_id], self._came_s[request.request_id]
@@ -156,7 +156,7 @@ class Admission:
     def next_pump_s(self, model: str | None = None) -> float | None:
         """Returns when waiting alone may change something; None while nothing waits. `model`: of its rivals only."""
         found: list[float] = []
-        for rivals in self.queues.in_use() if model is None else (self.queues.of(model),):
+        for rivals in self._that_wait(model):
             sheds = any(self._learner(m).drain.work_per_s for m in rivals.turns.models())
             next_s = rivals.next_pump_s(sheds=sheds)
             if next_s is not None:
@@ -178,7 +178,7 @@ class Admission:
         if request is None:
             return False
         del self._came_s[request_id]
-        self.queues.of(request.model).remove(request)
+        self._rivals(request.model).remove(request)
         return True
 
     # ---- what was admitted ----
@@ -194,7 +194,8 @@ class Admission:
     def unit_is_free_sooner(self, models: Set[str]) -> None:
         """A unit that has these models is done with a prompt."""
         for model in models:
-            self.queues.of(model).unit_is_free_sooner((model,))
+            if (rivals := self._rivals(model)).turns:
+                rivals.unit_is_free_sooner(model)
 
     def left(self, request_id: str) -> None:
         """Its unit was lost: when its first token comes tells nothing of units."""
@@ -204,10 +205,11 @@ class Admission:
         """Settles the account of an admitted request, however it ended."""
         admitted = self._running.pop(request_id)
         request = admitted.request
-        rivals = self.queues.of(request.model)
+        rivals = self._rivals(request.model)
         rivals.turns.charge(request.model, request.tenant, output_tokens=output_tokens - admitted.output_tokens)
         self._ledger.release(request_id)
-        rivals.has_changed(request.model)
+        if rivals.turns:
+            rivals.has_changed(request.model)
         if not had_first_token:
             self._before_first[request.model] -= 1
         if finished and request.max_tokens > 1:  # one is asked for what is no answer: an embedding, a score
@@ -220,7 +222,7 @@ class Admission:
     def why_waits(self, request: AdmissionRequest, choice: UnitChoice | None) -> str:
         """Says in words what a request waits for that was queued just now."""
         model, ledger = request.model, self._ledger
-        before = self.queues.size(model) - 1
+        before = self._rivals(model).turns.size(model) - 1
         behind = f"behind {before} waiting request{'' if before == 1 else 's'} of {model}; " if before > 0 else ""
         if not self._router.is_ready(model):
             return f"{behind}no unit had {model} ready"
@@ -231,9 +233,16 @@ class Admission:
             return f"{behind}no unit could take it"
         return f"{behind}prefills before it on {choice.unit_id}, {choice.before_s:.2f} s of them"
 
+    def rivals_name(self, model: str) -> str:
+        return self._rivals(model).name
+
+    def competes(self, model: str) -> bool:
+        """Says whether anything waits that wants the units of this model."""
+        return bool(self._rivals(model).turns)
+
     def num_waiting(self, model: str) -> int:
         """Counts a model's requests before their first token, here and on units."""
-        return self.queues.size(model) + self._before_first.get(model, 0)
+        return self._rivals(model).turns.size(model) + self._before_first.get(model, 0)
 
     def keep_models(self, ttft_targets_s: Mapping[str, float]) -> None:
         """The models of the fleet and their TTFT targets."""
@@ -244,6 +253,16 @@ class Admission:
         self._learners = {m: of_model for m, of_model in self._learners.items() if m in models}
 
     # ----
+
+    def _rivals(self, model: str) -> RivalQueue:
+        known = self.queues.by_model.get(model)
+        return self.queues.of(model) if known is None else known
+
+    def _that_wait(self, model: str | None) -> Sequence[RivalQueue]:
+        if model is None:
+            return self.queues.in_use()
+        rivals = self._rivals(model)
+        return (rivals,) if rivals.turns or rivals.evicted else ()
 
     def _choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
         due_s = self._came_s.get(request.request_id, now_s) + request.slo.ttft_s
@@ -367,7 +386,7 @@ class Admission:
         self, model: str, now_s: float, *, left: int = 0, virtual_tokens: float = 0.0, work: float = 0.0
     ) -> QueueForecaster:
         learner = self._learner(model)
-        queued = self.queues.size(model) > 0
+        queued = self._rivals(model).turns.size(model) > 0
         learner.drain.observe(now_s, queued=queued, left=left, virtual_tokens=virtual_tokens, work=work)
         return learner
 

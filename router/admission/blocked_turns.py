@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from router.admission.flow import Standing
 from router.request_terms import AdmissionRequest, Priority
@@ -93,7 +93,7 @@ class BlockedTurns:
         self._awake[model] = None
 
     def nothing_waits(self, model: str) -> None:
-        """What could not go stands in nobody's way once it is gone."""
+        """Forgets the model: an ask that could not go stands in nobody's way once it has left."""
         self.something_has_changed(model)
         self._awake.pop(model, None)
 
@@ -113,13 +113,12 @@ class BlockedTurns:
         for model in list(self._asleep_until_s):
             self._wake(model)
 
-    def unit_is_free_sooner(self, models: Iterable[str]) -> None:
-        """Lets those of its models that waited behind others be tried again, and not those without room."""
-        for model in models:
-            if math.inf not in self._until_s.get(model, {}).values():
-                self._until_s.pop(model, None)
-                self._in_time.pop(model, None)
-                self._wake(model)
+    def unit_is_free_sooner(self, model: str) -> None:
+        """Lets what waited behind others be tried again, and not what has no room."""
+        if math.inf not in self._until_s.get(model, {}).values():
+            self._until_s.pop(model, None)
+            self._in_time.pop(model, None)
+            self._wake(model)
 
     def _wake(self, model: str) -> None:
         if self._asleep_until_s.pop(model, None) is not None:

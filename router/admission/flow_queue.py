@@ -98,7 +98,7 @@ class FlowQueue:
         self._late_mark = served
 
     def count_served_from(self, offset: float) -> None:
-        """What is told as served in all is counted from elsewhere from now on, so much further on."""
+        """Moves the mark of late asks: `served` is counted from elsewhere from now on, and so much greater."""
         self._late_mark += offset
 
     def work_before(self, priority: Priority, tenant: str) -> float:

@@ -13,7 +13,7 @@ _LOOK_EVERY_S = 0.1
 
 
 class RivalQueue:
-    """What waits of models that compete for the same units, in order, and what of it is worth a try."""
+    """Orders what waits of models that compete for the same units, and tells what of it is worth a try."""
 
     def __init__(self, models: frozenset[str]) -> None:
         self.models = models
@@ -21,42 +21,42 @@ class RivalQueue:
         self.turns = FairQueue()
         self.tenants_s: dict[str, float] = {}  # those that asked lately, and when
         self._blocked = BlockedTurns()
-        self._evicted: list[AdmissionRequest] = []
+        self.evicted: list[AdmissionRequest] = []
         self._look_s = -math.inf  # when to look for late asks without a hope
 
     def __len__(self) -> int:
-        return len(self.turns) + len(self._evicted)
+        return len(self.turns) + len(self.evicted)
 
     def push(self, request: AdmissionRequest, now_s: float, *, work: float, prefill_s: float, credit: float) -> None:
-        """As `FairQueue.push`."""
+        """Lets a newcomer wait, as `FairQueue.push`."""
         self._blocked.newcomer(request)
         self.turns.push(request, now_s, work=work, prefill_s=prefill_s, credit=credit)
 
     def evict(self, request: AdmissionRequest) -> None:
         """Another one takes its place."""
         self.remove(request)
-        self._evicted.append(request)
+        self.evicted.append(request)
 
     def remove(self, request: AdmissionRequest) -> None:
-        """It has left without a turn. Where it had been tried in vain, others may go."""
+        """Takes out one that leaves without a turn. Where it had been tried in vain, others may go."""
         if self.turns.remove(request.request_id) is None:
-            self._evicted = [evicted for evicted in self._evicted if evicted.request_id != request.request_id]
+            self.evicted = [evicted for evicted in self.evicted if evicted.request_id != request.request_id]
         else:
             self._has_left(request)
 
     def take_evicted(self) -> list[AdmissionRequest]:
-        evicted, self._evicted = self._evicted, []
+        evicted, self.evicted = self.evicted, []
         return evicted
 
     def take_expired(self, now_s: float) -> list[AdmissionRequest]:
-        """What has waited until its deadline."""
+        """Removes and returns asks that have waited until their deadline."""
         expired = self.turns.expired(now_s)
         for request in expired:
             self._has_left(request)
         return expired
 
     def take_hopeless(self, now_s: float, pace_of: PaceOf) -> list[AdmissionRequest]:
-        """Late asks whose turn is not expected within their patience, ten times a second."""
+        """Removes and returns late asks whose turn is not expected within their patience. Looks ten times a second."""
         if now_s < self._look_s:
             return []
         self._look_s = now_s + _LOOK_EVERY_S
@@ -89,8 +89,9 @@ class RivalQueue:
         """Room has come free that only this model can have."""
         self._blocked.something_has_changed(model)
 
-    def unit_is_free_sooner(self, models: Iterable[str]) -> None:
-        self._blocked.unit_is_free_sooner(models)
+    def unit_is_free_sooner(self, model: str) -> None:
+        """A unit of this model is."""
+        self._blocked.unit_is_free_sooner(model)
 
     def on_view(self, *, asked_since_s: float) -> None:
         """Everybody may be tried again. Tenants that asked before then are forgotten."""
@@ -101,7 +102,7 @@ class RivalQueue:
         """Returns when waiting alone may change something; None while nothing waits. `sheds`: late asks may be known to
         be without a hope.
         """
-        if self._evicted:
+        if self.evicted:
             return -math.inf
         deadline_s = self.turns.next_deadline_s()
         if deadline_s is None:
@@ -111,7 +112,7 @@ class RivalQueue:
     def take_over(self, model: str, other: "RivalQueue") -> None:
         """Goes on with a model that competes with others now."""
         self.turns.take_over(model, other.turns)
-        self._evicted += [request for request in other._evicted if request.model == model]
+        self.evicted += [request for request in other.evicted if request.model == model]
         for tenant, asked_s in other.tenants_s.items():
             self.tenants_s[tenant] = max(asked_s, self.tenants_s.get(tenant, asked_s))
         if self.turns.size(model):
@@ -125,23 +126,23 @@ class RivalQueue:
 
 
 class RivalQueues:
-    """The queue of every model. One that no unit has competes with nobody."""
+    """The queue of every model, `by_model` of those that are known. One that no unit has competes with nobody."""
 
     def __init__(self) -> None:
-        self._of_model: dict[str, RivalQueue] = {}
+        self.by_model: dict[str, RivalQueue] = {}
 
     def __len__(self) -> int:
         """Counts what waits."""
         return sum(len(queue.turns) for queue in self._all())
 
     def of(self, model: str) -> RivalQueue:
-        queue = self._of_model.get(model)
+        queue = self.by_model.get(model)
         if queue is None:
-            queue = self._of_model[model] = RivalQueue(frozenset((model,)))
+            queue = self.by_model[model] = RivalQueue(frozenset((model,)))
         return queue
 
     def size(self, model: str) -> int:
-        queue = self._of_model.get(model)
+        queue = self.by_model.get(model)
         return 0 if queue is None else queue.turns.size(model)
 
     def in_use(self) -> list[RivalQueue]:
@@ -159,22 +160,22 @@ class RivalQueues:
         kept = frozenset(models)
         for queue in self._all():
             queue.turns.keep_models(kept)
-        gone = [m for m, q in self._of_model.items() if m not in kept and len(q.models) == 1 and not len(q)]
+        gone = [m for m, q in self.by_model.items() if m not in kept and len(q.models) == 1 and not len(q)]
         for model in gone:
-            del self._of_model[model]
+            del self.by_model[model]
 
     def _all(self) -> list[RivalQueue]:
-        return list({id(queue): queue for queue in self._of_model.values()}.values())
+        return list({id(queue): queue for queue in self.by_model.values()}.values())
 
     def _regroup(self, rivals: list[frozenset[str]]) -> None:
         grouped = {model for group in rivals for model in group}
-        alone = [frozenset((model,)) for model in self._of_model if model not in grouped]
+        alone = [frozenset((model,)) for model in self.by_model if model not in grouped]
         for group in (*rivals, *alone):
-            before = {model: self._of_model[model] for model in sorted(group) if model in self._of_model}
+            before = {model: self.by_model[model] for model in sorted(group) if model in self.by_model}
             if len(before) == len(group) and all(queue.models == group for queue in before.values()):
                 continue
             queue = RivalQueue(group)
             for model, old in before.items():
                 queue.take_over(model, old)
             for model in group:
-                self._of_model[model] = queue
+                self.by_model[model] = queue
