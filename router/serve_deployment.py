@@ -1,6 +1,7 @@
 """The gateway as a Ray Serve deployment. The one file of this package that knows Ray."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from router.responses.response_copies import ResponseCopies
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.console_parts import joined_parts
-from router.telemetry.fleet_metrics import merged_exposition
+from router.telemetry.fleet_metrics import OwnMetrics, merged_exposition, newest_view
 from router.telemetry.service_report import write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
 from router.view import FleetNews
@@ -133,25 +134,45 @@ class GatewayIngress:
         return self._gateway.routable_models()
 
     async def exposition(self, openmetrics: bool = False) -> tuple[str, bytes]:
-        """This replica's id and its metrics."""
-        return serve.get_replica_context().replica_id.unique_id, self._own_metrics(openmetrics)
+        """This replica's id and its metrics, for siblings of an earlier release."""
+        return self._replica_id(), await asyncio.to_thread(self._gateway.metrics.exposition, openmetrics=openmetrics)
 
-    def _own_metrics(self, openmetrics: bool) -> bytes:
+    async def own_metrics(self, openmetrics: bool) -> OwnMetrics:
         metrics = self._gateway.metrics
-        return metrics.openmetrics() if openmetrics else metrics.exposition()
+        text = await asyncio.to_thread(metrics.own_text, openmetrics=openmetrics)
+        return OwnMetrics(gateway=self._replica_id(), text=text, view_age_s=metrics.view_age_s())
+
+    async def fleet_metrics(self, gateway: str, openmetrics: bool) -> bytes | None:
+        """None from other replicas than the one asked for."""
+        if gateway != self._replica_id():
+            return None
+        return await asyncio.to_thread(self._gateway.metrics.fleet_text, openmetrics=openmetrics)
 
     async def _read_metrics(self, openmetrics: bool) -> bytes:
         """Of all replicas: a scrape comes through a proxy, which sends it to any of them. If they do not answer, this
         one's own.
         """
         try:
-            async with asyncio.timeout(_METRICS_TIMEOUT_S):
-                asked = (await self._siblings()).broadcast("exposition", openmetrics)
-                return merged_exposition(dict(await asked.results_async()))
+            answers = await self._of_all_gateways("own_metrics", openmetrics)
         except (RayError, RayServeException, TimeoutError) as error:
-            self._gateways = None
             logger.warning("the gateways do not tell their metrics", extra={"reason": repr(error)})
-            return self._own_metrics(openmetrics)
+            answers = ()
+        own = await self.own_metrics(openmetrics)
+        told = {own.gateway: own} | {a.gateway: a for a in answers if isinstance(a, OwnMetrics)}
+        by_gateway = {gateway: each.text for gateway, each in told.items()}
+        fleet = await self._fleet_text(newest_view(own, told.values()), openmetrics)
+        return await asyncio.to_thread(merged_exposition, by_gateway, fleet)
+
+    async def _fleet_text(self, gateway: str, openmetrics: bool) -> bytes:
+        with contextlib.suppress(RayError, RayServeException, TimeoutError):
+            if gateway != self._replica_id():
+                for answer in await self._of_all_gateways("fleet_metrics", gateway, openmetrics):
+                    if isinstance(answer, bytes):
+                        return answer
+        return await asyncio.to_thread(self._gateway.metrics.fleet_text, openmetrics=openmetrics)
+
+    def _replica_id(self) -> str:
+        return serve.get_replica_context().replica_id.unique_id
 
     async def kept_response(self, response_id: str, owner: str) -> bytes | None:
         """The conversation up to that answer, if this replica gave it, for the sibling that got the next turn."""

@@ -213,7 +213,7 @@ def _add_operation_routes(app: FastAPI, gateway: Gateway, read_metrics: ReadMetr
         if read_metrics is not None:
             text = await read_metrics(openmetrics)
         else:
-            text = gateway.metrics.openmetrics() if openmetrics else gateway.metrics.exposition()
+            text = await asyncio.to_thread(gateway.metrics.exposition, openmetrics=openmetrics)
         return Response(text, headers={"content-type": OPENMETRICS_TYPE if openmetrics else CONTENT_TYPE_LATEST})
 
 

@@ -1,4 +1,6 @@
-"""Counts what a gateway does. One registry per gateway; labels are bounded by the models and units of the view."""
+"""Counts what a gateway does, and tells what it knows of the fleet, a registry for each; labels are bounded by the
+models and units of the view.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -10,6 +12,7 @@ from pdmux_actor.messages import Slo
 from pdmux_actor.serving.frames import KvMoved
 from router.admission.block_ledger import QuotaLedger
 from router.routing.routing import REASONS
+from router.telemetry.fleet_metrics import merged_exposition
 from router.telemetry.request_labels import ENDPOINTS, GENERATION_ENDPOINTS, OTHER, STATUSES, STATUSES_OF_MODELS
 from router.telemetry.unit_metrics import FleetCollector, LedgerCollector, UnitCollector
 from router.view import FleetView
@@ -39,10 +42,12 @@ class GatewayMetrics:
         self._count_decisions(registry)
         age = Gauge("muxfleet_telemetry_age_seconds", "Age of the view of the fleet; -1: none yet", registry=registry)
         age.set_function(view_age_s)
+        self.view_age_s = view_age_s
         Gauge("muxfleet_build_info", "Always 1", ["version"], registry=registry).labels(version).set(1)
-        registry.register(UnitCollector(view))
-        registry.register(FleetCollector(view))
         registry.register(LedgerCollector(ledger))
+        self._fleet = CollectorRegistry()
+        self._fleet.register(UnitCollector(view))
+        self._fleet.register(FleetCollector(view))
 
     def _count_requests(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -154,20 +159,31 @@ class GatewayMetrics:
             for counter in (self.rate_limited, self.key_generations, self.key_tokens):
                 counter.labels(name)
 
-    def exposition(self) -> bytes:
-        text: bytes = generate_latest(self._registry)
-        return text
+    def exposition(self, *, openmetrics: bool = False) -> bytes:
+        """Tells all of it. This and what follows may be called from any thread: a thousand units take 0.3 s."""
+        own, fleet = self.own_text(openmetrics=openmetrics), self.fleet_text(openmetrics=openmetrics)
+        return merged_exposition({"": own}, fleet)
 
-    def openmetrics(self) -> bytes:
-        """The same in OpenMetrics' text format, which has exemplars: of latencies, the traces of some requests."""
-        text: bytes = openmetrics_text(self._registry)
-        return text
+    def own_text(self, *, openmetrics: bool) -> bytes:
+        """Tells what this gateway counted. OpenMetrics' text format has exemplars: of latencies, the traces of some
+        requests.
+        """
+        return _text(self._registry, openmetrics=openmetrics)
+
+    def fleet_text(self, *, openmetrics: bool) -> bytes:
+        """Tells what every gateway knows of units and models."""
+        return _text(self._fleet, openmetrics=openmetrics)
 
     def stopwatch(
         self, model: str, slo: Slo, now_s: float, exemplar: dict[str, str] | None = None
     ) -> "GenerationStopwatch":
         """`exemplar` names the trace of a generation that is traced."""
         return GenerationStopwatch(self, model, slo, now_s, exemplar)
+
+
+def _text(registry: CollectorRegistry, *, openmetrics: bool) -> bytes:
+    text: bytes = openmetrics_text(registry) if openmetrics else generate_latest(registry)
+    return text
 
 
 class GenerationStopwatch:

@@ -1,5 +1,6 @@
 """Metrics that are read off when somebody asks: what units report, and what the ledger holds."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
@@ -53,10 +54,10 @@ class FleetCollector:
         for kind in EventKind if view.models else ():  # before the first view nobody knows: a 0 would be a jump later
             events.add_metric([kind.value], view.events.get(kind.value, 0))
         replicas = _gauge("muxfleet_model_replicas", "Units that have a model in that phase", "model", "phase")
-        phases = [(s.model, s.phase) for unit in view.units for s in unit.report.models]
+        phases = Counter((s.model, s.phase) for unit in view.units for s in unit.report.models)
         for model in sorted({card.model for card in view.models} | {model for model, _ in phases}):
             for phase in ModelPhase:
-                replicas.add_metric([model, phase.value], phases.count((model, phase)))
+                replicas.add_metric([model, phase.value], phases[model, phase])
         loads = SummaryMetricFamily("muxfleet_model_load_seconds", "Loads of a model on a unit", labels=["model"])
         told = {load.model: load for load in view.load_times}
         for model in sorted({card.model for card in view.models} | told.keys()):
@@ -75,7 +76,7 @@ class LedgerCollector:
         blocks = GaugeMetricFamily(
             "muxfleet_ledger_blocks", "Token blocks promised to requests, and what may be", labels=["model", "state"]
         )
-        for model in self._ledger.models():
+        for model in tuple(self._ledger.models()):  # at once: this is another thread than the ledger's
             blocks.add_metric([model, "held"], self._ledger.held_blocks(model))
             blocks.add_metric([model, "capacity"], self._ledger.capacity_blocks(model) or 0)
         yield blocks

@@ -34,7 +34,8 @@ async def _expositions(folder: Path) -> tuple[str, str, str]:
 
     async def all_gateways(openmetrics: bool) -> bytes:
         assert not openmetrics, "nobody asks for it here"
-        return merged_exposition({GATEWAY: gateway.metrics.exposition()})
+        own = gateway.metrics.own_text(openmetrics=openmetrics)
+        return merged_exposition({GATEWAY: own}, gateway.metrics.fleet_text(openmetrics=openmetrics))
 
     app = create_app(gateway, read_metrics=all_gateways)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
