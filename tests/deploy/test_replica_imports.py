@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_programs import ForkedPrograms, forked_programs
 
 ROOT = Path(__file__).parents[2]
 # For any replica: only who trains, plots or reads tables needs them, or who runs a model.
@@ -13,36 +15,39 @@ _OF_PLANNING = {"deploy.fleet_file.settings", "placement.solvers", "placement.pa
 _OF_TEXT = {"huggingface_hub", "jinja2", "tokenizers"}
 
 
-def _imported(program: str) -> set[str]:
-    """The modules of a process after `program`, as a worker of Ray's runs it: its setup hook first."""
+@pytest.fixture(scope="module")
+def worker() -> Iterator[ForkedPrograms]:
+    """Processes as Ray's workers begin: with their setup hook, then Ray."""
+    with forked_programs("from muxfleet.lean_serve import leave_pandas_out; leave_pandas_out()\nimport ray") as origin:
+        yield origin
+
+
+def _imported(worker: ForkedPrograms, program: str) -> set[str]:
+    """The modules of a worker after `program`."""
     told = "import sys; print('\\n'.join(name for name, module in sys.modules.items() if module is not None))"
-    hook = "from muxfleet.lean_serve import leave_pandas_out; leave_pandas_out()"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{hook}\n{program}\n{told}"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    return set(done.stdout.split())
+    return set(worker.run(f"{program}\n{told}").split())
 
 
-def test_gateway__as_a_replica_imports_it__holds_no_tokenizer_no_planner_and_no_tables() -> None:
-    imported = _imported("import muxfleet.gateway_replica, deploy.serve.gateway_settings, deploy.log_lines")
+def test_gateway__as_a_replica_imports_it__holds_no_tokenizer_no_planner_and_no_tables(worker: ForkedPrograms) -> None:
+    imported = _imported(worker, "import muxfleet.gateway_replica, deploy.serve.gateway_settings, deploy.log_lines")
 
     assert "router.http.app" in imported
     assert not imported & (_HEAVY | _OF_PLANNING | _OF_TEXT)
 
 
 @pytest.mark.parametrize("replica", ["unit_replica", "control_replica"])
-def test_replica__as_ray_imports_it__leaves_out_what_it_does_not_run(replica: str) -> None:
-    imported = _imported(f"import muxfleet.{replica}")
+def test_replica__as_ray_imports_it__leaves_out_what_it_does_not_run(worker: ForkedPrograms, replica: str) -> None:
+    imported = _imported(worker, f"import muxfleet.{replica}")
 
     assert "ray.serve" in imported
     assert not imported & _HEAVY
 
 
-def test_pandas__imported_after_serve__is_there() -> None:
-    assert "pandas" in _imported("from ray import serve\nimport pandas")
+def test_pandas__imported_after_serve__is_there(worker: ForkedPrograms) -> None:
+    assert "pandas" in _imported(worker, "from ray import serve\nimport pandas")
 
 
-def test_gateway_application__is_carried_by_values_that_bring_no_fleet_file() -> None:
+def test_gateway_application__is_carried_by_values_that_bring_no_fleet_file(worker: ForkedPrograms) -> None:
     """What is bound is unpickled in the replica: a function of a heavy module would bring that."""
     program = (
         "import pickle, sys\n"
@@ -55,4 +60,4 @@ def test_gateway_application__is_carried_by_values_that_bring_no_fleet_file() ->
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
 
     read = f"import pickle; pickle.loads(bytes.fromhex('{done.stdout.strip()}'))"
-    assert not _imported(f"import muxfleet.gateway_replica\n{read}") & (_HEAVY | _OF_PLANNING)
+    assert not _imported(worker, f"import muxfleet.gateway_replica\n{read}") & (_HEAVY | _OF_PLANNING)

@@ -1,20 +1,20 @@
-"""GGUF files from a hub of the test's own. The library reads its environment when it is imported: each is a process."""
+"""GGUF files from a hub of the test's own. Its library reads its environment when it is imported: each is a process."""
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 from fake_hub import FakeHub, fake_hub
+from forked_programs import ForkedPrograms, forked_programs
 from tiny_gguf import write_tiny_gguf
 
 REPO = "some-org/tiny-GGUF"
 TOKEN = "hf_" + "x" * 34
+IMPORTS = "import gguf, pydantic, sys, torch\nassert 'huggingface_hub' not in sys.modules"
 PROGRAM = """
 import json, sys
 from deploy.errors import SourceNotFound
@@ -48,18 +48,23 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
         yield serving
 
 
-def found(hub: FakeHub, home: Path, *sources: str, **environment: str) -> list[Mapping[str, Any]]:
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *sources],
-        env={**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": TOKEN, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    answers: list[Mapping[str, Any]] = json.loads(ran.stdout)
-    return answers
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ForkedPrograms]:
+    with forked_programs(IMPORTS) as forked:
+        yield forked
+
+
+@pytest.fixture
+def found(hub: FakeHub, processes: ForkedPrograms, tmp_path: Path) -> Callable[..., list[Mapping[str, Any]]]:
+    def found(*sources: str, **environment: str) -> list[Mapping[str, Any]]:
+        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        of_hub = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_TOKEN": TOKEN}
+        answers: list[Mapping[str, Any]] = json.loads(
+            processes.run(PROGRAM, *sources, environment={**kept, **of_hub, **environment})
+        )
+        return answers
+
+    return found
 
 
 def given(hub: FakeHub) -> list[str]:
@@ -67,11 +72,11 @@ def given(hub: FakeHub) -> list[str]:
 
 
 def test_gguf_of_hub__by_type_or_name__is_the_one_file_of_the_repository_that_is_fetched(
-    hub: FakeHub, tmp_path: Path
+    hub: FakeHub, found: Callable[..., list[Mapping[str, Any]]]
 ) -> None:
     hub.asked.clear()
 
-    by_type, by_name = found(hub, tmp_path, f"{REPO}:q8_0", f"{REPO}/tiny-Q4_0.gguf")
+    by_type, by_name = found(f"{REPO}:q8_0", f"{REPO}/tiny-Q4_0.gguf")
 
     assert (by_type["file"], by_type["weights"]) == ("tiny-Q8_0.gguf", "int8")
     assert (by_name["file"], by_name["weights"]) == ("tiny-Q4_0.gguf", "int4_group32")
@@ -79,15 +84,17 @@ def test_gguf_of_hub__by_type_or_name__is_the_one_file_of_the_repository_that_is
     assert given(hub) == ["tiny-Q8_0.gguf", "tiny-Q4_0.gguf"]
 
     hub.asked.clear()
-    assert found(hub, tmp_path, f"{REPO}:q8_0", HF_HUB_OFFLINE="1") == [by_type]
-    assert found(hub, tmp_path, f"{REPO}:q8_0") == [by_type]
+    assert found(f"{REPO}:q8_0", HF_HUB_OFFLINE="1") == [by_type]
+    assert found(f"{REPO}:q8_0") == [by_type]
     assert not hub.asked
 
 
-def test_gguf_of_hub__in_several_files__are_fetched_together(hub: FakeHub, tmp_path: Path) -> None:
+def test_gguf_of_hub__in_several_files__are_fetched_together(
+    hub: FakeHub, found: Callable[..., list[Mapping[str, Any]]]
+) -> None:
     hub.asked.clear()
 
-    (answer,) = found(hub, tmp_path, f"{REPO}:F16")
+    (answer,) = found(f"{REPO}:F16")
 
     assert answer["file"] == "tiny-F16-00001-of-00002.gguf"
     assert answer["tensors"] == ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"]
@@ -95,10 +102,10 @@ def test_gguf_of_hub__in_several_files__are_fetched_together(hub: FakeHub, tmp_p
 
 
 def test_gguf_of_hub__is_not_there_or_is_one_of_several__is_told_with_what_there_is(
-    hub: FakeHub, tmp_path: Path
+    hub: FakeHub, found: Callable[..., list[Mapping[str, Any]]]
 ) -> None:
     sources = (f"{REPO}:Q4_0", f"{REPO}:Q2_K", f"{REPO}/tiny-Q2_K.gguf", "some-org/other:Q4_0")
-    several, none, no_file, no_repository = (answer["told"] for answer in found(hub, tmp_path, *sources))
+    several, none, no_file, no_repository = (answer["told"] for answer in found(*sources))
 
     assert f"2 files are of that type; write {REPO}/FILE with one of other-Q4_0.gguf, tiny-Q4_0.gguf" in several
     for told in (none, no_file):
