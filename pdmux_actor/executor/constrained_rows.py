@@ -1,4 +1,4 @@
-"""The rows of a launch whose outputs have a form: their masks, filled on the host, applied where the logits are."""
+"""The rows of a launch whose outputs have a form: their masks, filled on the host."""
 
 from collections.abc import Sequence
 
@@ -23,6 +23,11 @@ class ConstrainedRows:
         constrained = [(row, s) for row, s in enumerate(sequences) if s.constraint is not None]
         return cls(constrained, num_rows or len(sequences)) if constrained else None
 
+    @property
+    def rows(self) -> list[int]:
+        """Returns those that have a form."""
+        return [row for row, _ in self._sequences]
+
     def mask(self, logits: Tensor) -> None:
         """Logits, float32 [rows, vocab_size], of tokens that may not follow become minus infinity."""
         self.apply(self.fill(logits.shape[1]), logits)
@@ -36,14 +41,10 @@ class ConstrainedRows:
         return words
 
     def apply(self, words: npt.NDArray[np.int32], logits: Tensor) -> None:
-        """Keeps `logits` to what `fill` said."""
-        rows = [row for row, _ in self._sequences]
-        if logits.is_cuda:
-            import xgrammar  # loaded by what made the constraints; it takes seconds
-
-            masks = torch.from_numpy(words).pin_memory().to(logits.device, non_blocking=True)
-            xgrammar.apply_token_bitmask_inplace(logits, masks, indices=rows)
-        else:  # faster than xgrammar's loop over bits where few tokens may follow
-            bits = np.unpackbits(~words[rows].view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-            for row, banned in zip(rows, torch.from_numpy(bits.view(np.bool_)), strict=True):
-                logits[row].masked_fill_(banned, float("-inf"))
+        """Keeps `logits` to what `fill` said. On a CPU, and there faster than xgrammar's loop over bits where few
+        tokens may follow.
+        """
+        rows = self.rows
+        bits = np.unpackbits(~words[rows].view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        for row, banned in zip(rows, torch.from_numpy(bits.view(np.bool_)), strict=True):
+            logits[row].masked_fill_(banned, float("-inf"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch.nn.attention import varlen
 
-from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device
+from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device, settled_free_bytes
 from pdmux_actor.executor.cuda.cuda_runner import MakeCudaRunner, lone_cuda_runner
 from pdmux_actor.executor.cuda.flash_attention import BUILT_IN, activate_flash_attention
 from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
@@ -55,7 +55,7 @@ def open_cuda_executor(
     products = _products(told_lanes)
     _LOG.info("matrix products run %s", products)
     for_graphs = graph_bytes(spec.memory_bytes)
-    fillable_bytes = min(spec.memory_bytes, lanes.free_memory_bytes()) - for_graphs - LIBRARY_BYTES
+    fillable_bytes = min(spec.memory_bytes, settled_free_bytes(lanes.free_memory_bytes)) - for_graphs - LIBRARY_BYTES
     return TorchCudaExecutor(
         kv_pool_bytes=kv_pool_bytes,
         block_bytes=block_bytes,

@@ -28,8 +28,8 @@ from pdmux_actor.executor.cuda.lane_rates import partition_rate
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
-from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
-from pdmux_actor.executor.cuda.warm_up import prompt_sizes, warm_up
+from pdmux_actor.executor.cuda.prefix_pages import FittingFlash, PagedFlash
+from pdmux_actor.executor.cuda.warm_up import WarmedSizes, prompt_sizes, warm_up
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
@@ -115,8 +115,7 @@ class TorchCudaExecutor:
         self._fuses = fuses
         self._warming = set[str]()
         self._eager_layer_s = eager_layer_s
-        self._paged_flash = paged_flash
-        self._warmed_tokens = launch_limits.batch_tokens if captures_ahead else 0
+        self._flash = FittingFlash(paged_flash)
         self.workspace = Workspace()
         self._arenas = LaneArenas(launch_limits, share.num_ranks, self._spare_bytes)
         self._runners = {number: self._new_runner(number) for number in (PREFILL_LANE, FIRST_DECODE_LANE)}
@@ -152,8 +151,10 @@ class TorchCudaExecutor:
                 share=self._share,
                 upload=self._lanes.upload,
             )
-            prompts, num_sms = prompt_sizes(self._warmed_tokens), self.device.num_sms
-            warm_up(loaded, self.block_bytes, self.torch_device, num_sms, workspace=self.workspace, prompts=prompts)
+            limits = self._launch_limits
+            most_tokens, num_sms = limits.batch_tokens if self._captures_ahead else 0, self.device.num_sms
+            warmed = WarmedSizes(prompts=prompt_sizes(most_tokens), sequences=limits.sequences)
+            warm_up(loaded, self.block_bytes, self.torch_device, num_sms, warmed, self.workspace, self._flash)
         self.hold(loaded)
         return loaded.info
 
@@ -175,7 +176,7 @@ class TorchCudaExecutor:
             workspace=self.workspace,
             most_sequences=limits.sequences,
             gathered_bytes=gathered_bytes(info.whole or info.spec, num_ranks, limits, info.max_model_len),
-            flash=self._paged_flash,
+            flash=self._flash,
             captured_tokens_per_sm=captured_tokens / self.device.num_sms,
         )
         del self._loaded[info.model]  # last: another thread may look for it here and then there

@@ -3,6 +3,8 @@
 import os
 import re
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from profiler.specs import DeviceSpec
 
 _LAUNCH_OVERHEAD_S = 6.7e-6  # as on H100
 _MIN_CAPABILITY = (8, 0)
+_PAUSE_S, _MOST_PAUSES = 0.25, 60
 # A stream waits for whatever shares its hardware queue. CUDA makes 8 queues unless told; partitions have more streams.
 _HARDWARE_QUEUES = 32
 
@@ -139,6 +142,19 @@ def _measure(device: torch.device, name: str) -> DeviceSpec:
         launch_overhead_s=_LAUNCH_OVERHEAD_S,
         source="measured at start: bf16 matrix product and copy",
     )
+
+
+def settled_free_bytes(free_bytes: Callable[[], int], pause: Callable[[float], None] = time.sleep) -> int:
+    """Returns what is free once that grows no more: the driver gives back the memory of an engine that was killed, and
+    in whose place this one starts, over a second or two.
+    """
+    found = free_bytes()
+    for _ in range(_MOST_PAUSES):
+        pause(_PAUSE_S)
+        before, found = found, free_bytes()
+        if found <= before:
+            break
+    return found
 
 
 def check_pool(kv_pool_bytes: int, free_bytes: int) -> None:

@@ -13,7 +13,7 @@ from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.launch_buckets import TOKEN_BUCKETS, bucket_of
 from pdmux_actor.executor.cuda.piece_bucket import PieceBucket, PieceBuffers
 from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket
-from pdmux_actor.executor.cuda.prefix_pages import PagedFlash, fitting_flash
+from pdmux_actor.executor.cuda.prefix_pages import FittingFlash
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.model_info import ModelInfo
@@ -54,7 +54,7 @@ class CudaModel:
         workspace: Workspace,
         most_sequences: int,
         gathered_bytes: int,
-        flash: PagedFlash | None,
+        flash: FittingFlash,
         captured_tokens_per_sm: float,
     ) -> "CudaModel":
         """A model whose rows' blocks lie in `pool`, of bytes. Steps of up to `most_sequences` share a place for logits.
@@ -72,7 +72,7 @@ class CudaModel:
                 head_dim=info.spec.head_dim,
                 tokens_per_row=info.geometry.tokens_per_row,
                 on_device=np.zeros(len(row_table), dtype=np.bool_),
-                flash=fitting_flash(flash, pool, info.spec.head_dim),
+                flash=flash.of(pool, info.spec.head_dim),
                 gathered_bytes=gathered_bytes,
             ),
             row_table=row_table,

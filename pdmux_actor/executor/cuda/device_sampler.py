@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.constrained_rows import ConstrainedRows
+from pdmux_actor.executor.cuda.ban_kernels import ban_tokens
 from pdmux_actor.executor.cuda.host_stage import sent
 from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
 from pdmux_actor.executor.cuda.uniform_kernels import uniform_numbers
@@ -145,7 +146,8 @@ def sample_with_reports(
         ends = logits.index_select(1, eos_token_ids)
         logits.index_copy_(1, eos_token_ids, ends.masked_fill(too_short[:, None], float("-inf")))
     if rows.constrained is not None:
-        rows.constrained.mask(logits)
+        words = sent(rows.constrained.fill(logits.shape[1]), logits.device)
+        ban_tokens(logits, words, sent(np.array(rows.constrained.rows, dtype=np.int32), logits.device))
     log_min_p = None if rows.processor is None else rows.processor.log_min_p
     token_ids = sample_rows(logits, parameters, rows.kind, log_min_p)
     if report is None:

@@ -46,7 +46,8 @@ def _store_kernel(
         tl.store(target + HEAD_DIM, tl.load(value_ptr + source, mask=mask), mask=mask)
 
 
-@triton.jit(do_not_specialize=["first_column", "num_heads"])
+# A piece of a batch's contexts begins anywhere: each program reads one number of either.
+@triton.jit(do_not_specialize=["first_column", "num_heads"], do_not_specialize_on_alignment=["rows_ptr", "offsets_ptr"])
 def _gather_kernel(
     pool_ptr,
     table_ptr,

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
+
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.workspace import LaneArena
 from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, PREFILL_LANE
@@ -45,15 +47,19 @@ class LaneArenas:
             return
         self._settled[number] = self._num_bytes
         free_bytes = self._free_bytes() + arena.num_bytes
-        if self._num_bytes > free_bytes:
-            _LOG.warning(
-                "a lane has no memory of its own for launches (%d bytes, %d are free): each partition keeps what its"
-                " launches took, and one may run out of memory; lower kv_memory",
-                self._num_bytes,
-                free_bytes,
-            )
-            return
-        arena.resize(self._num_bytes)
+        if self._num_bytes <= free_bytes:
+            try:
+                arena.resize(self._num_bytes)
+            except torch.OutOfMemoryError:  # a model that is being loaded was faster, or free memory lies in pieces
+                free_bytes = self._free_bytes()
+            else:
+                return
+        _LOG.warning(
+            "a lane has no memory of its own for launches (%d bytes, %d are free): each partition keeps what its"
+            " launches took, and one may run out of memory; lower kv_memory",
+            self._num_bytes,
+            free_bytes,
+        )
 
     def _bytes_of(self, info: ModelInfo) -> int:
         spec, num_ranks = info.whole or info.spec, self._num_ranks

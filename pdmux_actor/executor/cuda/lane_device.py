@@ -8,7 +8,7 @@ import torch
 
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
 from pdmux_actor.executor.cuda.sm_target import told_its_sms
-from pdmux_actor.models.uploads import CudaStages, StagedUpload, Upload
+from pdmux_actor.models.uploads import CudaStages, StagedUpload
 from pdmux_actor.scheduling.launch import Lane
 
 
@@ -48,9 +48,8 @@ class LaneDevice(Protocol):
         """
         ...
 
-    @property
-    def upload(self) -> Upload:
-        """Returns how tensors come from memory of the host that is not locked: on the same stream."""
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies a tensor from memory of the host that is not locked, on the same stream. See `Upload`."""
         ...
 
     def pin(self, memory: torch.Tensor) -> None:
@@ -79,7 +78,7 @@ class CudaLanes:
         self._num_sms = num_sms
         self._told_lanes = told_lanes
         self._tells_attention = tells_attention
-        self._upload: Upload | None = None
+        self._staged: StagedUpload | None = None
         self._made_copies: torch.cuda.Stream | None = None
 
     @contextmanager
@@ -118,11 +117,10 @@ class CudaLanes:
         finally:  # also of copies that broke off: their memory may be another's as soon as nobody holds it
             stream.synchronize()
 
-    @property
-    def upload(self) -> Upload:
-        if self._upload is None:
-            self._upload = StagedUpload(CudaStages(self._copies))
-        return self._upload
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._staged is None:
+            self._staged = StagedUpload(CudaStages(self._copies))
+        self._staged(target, source)
 
     @property
     def _copies(self) -> torch.cuda.Stream:

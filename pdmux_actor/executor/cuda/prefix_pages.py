@@ -99,11 +99,23 @@ def _ends_of_heads(query_ends: Tensor, num_tokens: int, kv_heads: int) -> Tensor
     return torch.cat((query_ends[:1], (firsts[:, None] + query_ends[1:]).flatten()))
 
 
-def fitting_flash(flash: PagedFlash | None, pool: Tensor, head_dim: int) -> PagedFlash | None:
-    """Returns `flash` if it takes blocks like those of `pool`, of a model's dtype: kernels differ in the sizes of pages
-    that they take, so it is tried.
+class FittingFlash:
+    """Remembers of which models' blocks `flash` reads: kernels differ in the sizes of pages that they take, so it is
+    tried. That loads, or even compiles, the kernel, for which a launch would wait.
     """
-    return flash if flash is not None and reads_pages(flash, pool, head_dim) else None
+
+    def __init__(self, flash: PagedFlash | None) -> None:
+        self._flash = flash
+        self._found: dict[tuple[int, torch.dtype, int], bool] = {}
+
+    def of(self, pool: Tensor, head_dim: int) -> PagedFlash | None:
+        """None: for blocks like those of `pool`, of a model's dtype, there is none."""
+        if self._flash is None:
+            return None
+        key = pool.shape[1], pool.dtype, head_dim
+        if key not in self._found:
+            self._found[key] = reads_pages(self._flash, pool, head_dim)
+        return self._flash if self._found[key] else None
 
 
 def reads_pages(flash: PagedFlash, pool: Tensor, head_dim: int) -> bool:

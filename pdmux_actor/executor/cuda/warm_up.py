@@ -3,16 +3,21 @@ kernels, and libraries load those that they choose for prompts of these sizes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from pdmux_actor.executor.cuda.ban_kernels import all_allowed, ban_tokens
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import BatchAttention
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent, DeviceBatch
 from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows
 from pdmux_actor.executor.cuda.host_stage import HostStage
+from pdmux_actor.executor.cuda.launch_buckets import bucket_of
+from pdmux_actor.executor.cuda.prefix_pages import FittingFlash
+from pdmux_actor.executor.cuda.split_list import split_list, target_splits
 from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.models.workspace import LaneArena, Workspace
@@ -31,17 +36,25 @@ def prompt_sizes(most_tokens: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size > _SHORTEST_PROMPT_TOKENS), _SHORTEST_PROMPT_TOKENS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmedSizes:
+    """Tokens of prompts, and the most sequences of a batch."""
+
+    prompts: Sequence[int]
+    sequences: int
+
+
 def warm_up(
     loaded: LoadedModel,
     block_bytes: int,
     device: torch.device,
     num_sms: int,
-    *,
+    sizes: WarmedSizes,
     workspace: Workspace,
-    prompts: Sequence[int],
+    flash: FittingFlash,
 ) -> None:
-    """One decode step on padding, and the first layer of prompts of so many tokens with a cached prefix, over a pool of
-    a single row. Runs beside launches of other models. `workspace`: of the decoder's operators.
+    """One decode step on padding, and the first layer of prompts with a cached prefix, over a pool of a single row.
+    Runs beside launches of other models. `workspace`: of the decoder's operators. `flash` is tried.
     """
     spec, geometry = loaded.info.spec, loaded.info.geometry
     pool = torch.zeros(geometry.blocks_per_row, block_bytes, dtype=torch.uint8, device=device)
@@ -56,9 +69,14 @@ def warm_up(
     bucket = DecodeBucket(loaded.decoder, kv, 1, 1)
     bucket.load_padding(HostStage(device))
     bucket.forward(num_sms)
+    for size in sorted({bucket_of(n) for n in range(1, sizes.sequences + 1)}):  # there are variants for large ones
+        split_list(torch.zeros(size, dtype=torch.int32, device=device), target_splits(kv.kv_heads, num_sms))
+    flash.of(kv.pool, spec.head_dim)
+    first_row = torch.zeros(1, dtype=torch.int32, device=device)
+    ban_tokens(bucket.logits, all_allowed(bucket.logits), first_row)
     bucket.sample(SamplingKind.DRAWN)
     with workspace.using(LaneArena(device)):  # an empty one: as on a lane, but everything from torch's allocator
-        for num_tokens in prompts:
+        for num_tokens in sizes.prompts:
             batch = _prompt(min(num_tokens, loaded.info.max_model_len), device)
             hidden, rotary = loaded.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"])
             loaded.decoder.forward_layers(hidden, rotary, BatchAttention(kv, batch, 1, workspace), 0, 1)

@@ -12,7 +12,7 @@ from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
-from pdmux_actor.models.uploads import Upload, copy_in_place
+from pdmux_actor.models.uploads import copy_in_place
 from pdmux_actor.scheduling.launch import Lane
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.gpus.h200 import DEVICE as H200
@@ -87,9 +87,8 @@ class CpuLanes:
         self.num_copies += 1
         return nullcontext()
 
-    @property
-    def upload(self) -> Upload:
-        return copy_in_place
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        copy_in_place(target, source)
 
     def pin(self, memory: torch.Tensor) -> None:
         self.pinned.append((memory.data_ptr(), memory.nbytes))

@@ -16,11 +16,13 @@ from cuda_rig import NoStreams
 from lora_adapters import AdapterShape, random_adapter
 
 from pdmux_actor.executor import host_copy
+from pdmux_actor.executor.cuda import lane_device
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
 from pdmux_actor.executor.host_copy import HostRegion
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder
+from pdmux_actor.models.uploads import CudaStages, copy_in_place
 from pdmux_actor.models.weights import load_weights
 
 GPU = torch.device("meta")  # where nothing can be copied to but by an upload
@@ -48,17 +50,26 @@ def test_lanes__uploads_and_copies_of_many_models__are_on_one_stream(monkeypatch
     of_torch = {"Stream": lambda device: Stream(made), "default_stream": lambda device: None, "stream": current}
     for name, fake in of_torch.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    stages: list[CudaStages] = []
+
+    def staged(of_stream: CudaStages):
+        stages.append(of_stream)
+        return copy_in_place
+
+    monkeypatch.setattr(lane_device, "StagedUpload", staged)
     lanes = CudaLanes(GPU, NoStreams(), num_sms=132)
 
     for _ in range(33):
         with lanes.copying():
             pass
-    assert lanes.upload is lanes.upload
+    for _ in range(2):
+        lanes.upload(torch.empty(3, device=GPU), torch.ones(3))
     with pytest.raises(OSError, match="broke off"), lanes.copying():
         raise OSError("broke off")
 
     assert len(made) == 1
-    assert lanes.upload._stages._stream is made[0]
+    assert len(stages) == 1
+    assert stages[0]._stream is made[0]
     assert made[0].waits == 34  # also for copies that broke off
 
 

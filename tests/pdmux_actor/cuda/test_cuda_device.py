@@ -1,12 +1,13 @@
 """What is said when there is no GPU, or one that cannot be used."""
 
 from dataclasses import dataclass
+from itertools import count
 from subprocess import CalledProcessError
 
 import pytest
 
 from pdmux_actor.errors import DeviceUnavailable
-from pdmux_actor.executor.cuda.cuda_device import check_cuda_device, check_triton
+from pdmux_actor.executor.cuda.cuda_device import check_cuda_device, check_triton, settled_free_bytes
 
 
 @dataclass
@@ -90,3 +91,18 @@ class TritonDriver:
 def test_check_triton__it_cannot_compile__says_what_to_install(error: Exception, said: str) -> None:
     with pytest.raises(DeviceUnavailable, match=said):
         check_triton(TritonDriver(error))
+
+
+def test_settled_free_bytes__engine_before_gives_its_memory_back__waits_until_it_has() -> None:
+    free, pauses = [10, 40, 100, 100, 999], []
+
+    found = settled_free_bytes(lambda: free.pop(0), pauses.append)
+
+    assert found == 100
+    assert len(pauses) == 3
+
+
+def test_settled_free_bytes__others_come_and_go__does_not_wait_for_ever() -> None:
+    free = count()
+
+    assert settled_free_bytes(lambda: next(free), lambda seconds: None) == next(free) - 1

@@ -23,7 +23,6 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("graph_capture.py", "__call__", "empty_cache"): "a capture that found no memory",
     ("device_sampler.py", "host_tokens", "tolist"): "pinned memory, filled when the launch is over",
     ("host_stage.py", "sent", "to"): "from pinned memory, without a wait",
-    ("constrained_rows.py", "apply", "to"): "from pinned memory, without a wait",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
     ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
     ("lane_device.py", "give_back", "empty_cache"): "when the pool changes its size, before any model is there",

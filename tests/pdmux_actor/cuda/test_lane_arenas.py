@@ -304,6 +304,24 @@ def test_arenas__no_room_for_the_decode_lane__goes_on_without_and_says_so(caplog
     assert "lower kv_memory" in caplog.text
 
 
+def test_arenas__model_that_loads_was_faster__goes_on_without_and_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It happens when a model is attached, where an error would end the engine."""
+    arenas, arena = LaneArenas(LIMITS, 1, lambda: 1 << 40), LaneArena(CPU)
+    arenas.serve([info_of(LLAMA_3_8B.hidden_size)])
+
+    def resize(num_bytes: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(arena, "resize", resize)
+    for _ in range(2):
+        arenas.resize(PREFILL_LANE, arena)
+
+    assert arena.num_bytes == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_mixed_step__prompt_in_chunks__tokens_of_the_cpu(tiny_checkpoints: Mapping[str, Path]) -> None:
     produced = []
     for rig in (make_cuda_rig(launch_limits=LIMITS), CpuRig(block_bytes=512)):

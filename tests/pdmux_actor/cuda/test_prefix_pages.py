@@ -17,7 +17,8 @@ from cpu_rig import CpuRig, make_prompt, outputs
 from cuda_rig import BLOCK_BYTES, make_cuda_rig
 
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
-from pdmux_actor.executor.cuda.prefix_pages import is_worth_paging, paged_flash, reads_pages
+from pdmux_actor.executor.cuda.prefix_pages import FittingFlash, is_worth_paging, paged_flash, reads_pages
+from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.attention import chunk_attention
 
 
@@ -127,3 +128,21 @@ def test_reads_pages__an_operator_that_does__is_true(block_bytes: int, head_dim:
         pytest.skip("not one token fits")
 
     assert reads_pages(PagedOnCpu(), pool, head_dim)
+
+
+def test_fitting_flash__models_with_the_same_blocks__is_tried_once_and_while_the_first_is_loaded(
+    tiny_checkpoints: Mapping[str, Path],
+) -> None:
+    """To try it loads or compiles a kernel: not within a turn of the engine's loop."""
+    flash = PagedOnCpu()
+    rig = make_cuda_rig(paged_flash=flash)
+    rig.executor.load_model(ModelSource(model="llama", source=str(tiny_checkpoints["llama"]), dtype="float32"))
+    tried = flash.num_calls
+    assert tried > 0
+
+    rig.load("llama", tiny_checkpoints["llama"], "float32")
+    rig.load("qwen2", tiny_checkpoints["qwen2"], "float32")
+
+    assert flash.num_calls == tried
+    assert rig.executor._attached["qwen2"].kv.flash is flash
+    assert FittingFlash(None).of(rig.executor._pool, 16) is None

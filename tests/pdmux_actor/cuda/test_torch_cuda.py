@@ -332,6 +332,7 @@ def test_load_model__before_its_first_launch__every_kernel_has_run_once(
         "_rotate_kernel",
         "_silu_product_kernel",
         "_norm_kernel",
+        "_ban_kernel",
         "_draw_kernel",
         "_uniform_kernel",
     }
