@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "e2e"))
 
 from fleet_process import FleetProcess
 
+_LAST_WORDS = 20_000  # characters
+
 
 @contextmanager
 def running_fleet(
@@ -25,6 +27,9 @@ def running_fleet(
         fleet.wait_until_serving()
         yield fleet
         fleet.stop()
+    except BaseException:
+        print(fleet.output[-_LAST_WORDS:], file=sys.stderr)
+        raise
     finally:
         fleet.kill()
         signal.signal(signal.SIGTERM, before)

@@ -4,18 +4,22 @@
 
 Random weights of --model shapes are written to --folder first, which should be memory (16 GB for an 8B model). Lengths
 are ShareGPT's, arrivals Poisson; the first model is asked four times as often as the second. Targets: 0.5 s to the
-first token, 50 ms between tokens; a request is in time if its first token and every gap is. Needs Ray and muxfleet's
-command beside this Python; `--device cpu` tries the script without a GPU.
+first token, 50 ms between tokens; a request is in time if its first token and every gap is. Needs what muxfleet needs,
+Ray among it; `--device cpu` tries the script without a GPU. At --limit-s (540) the fleet is ended wherever it is:
+nothing that it started keeps the GPU.
 """
 
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +29,11 @@ import httpx
 import pandas as pd
 import torch
 from fleets.running_fleet import FleetProcess, running_fleet
+from gpu.kept_rows import KeptRows
 from gpu.random_checkpoints import write_random_checkpoint
 from gpu.random_models import SHAPES
 from load.workloads import WORKLOADS, make_requests
-from report.command import make_parser, print_table, write_report
+from report.command import make_parser, print_table
 from report.machine_facts import machine_facts
 
 from pdmux_actor.executor.cuda.cuda_device import known_device
@@ -39,6 +44,7 @@ LAST_MODELS_TURN = 5  # of so many requests one is the last model's
 MAX_MODEL_LEN = 8192
 KILLED_AFTER_S = 4.0
 WARM_UP_REQUESTS = 24
+ROW_KEY = ("what", "rate_per_s")
 Row = dict[str, Any]
 
 
@@ -51,6 +57,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--kv-memory", help="of the pool (default: what the models leave)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--port", type=int, default=20491)
+    parser.add_argument("--limit-s", type=float, default=540.0, help="ended then (default: %(default).0f)")
+    parser.add_argument("--resume", action="store_true", help="run only what FILE does not hold yet")
     parser.add_argument("--verbose", action="store_true", help="show what the fleet says")
     return parser
 
@@ -118,42 +126,86 @@ def replay(fleet: FleetProcess, folder: Path, trace: Path, seed: int) -> Row:
     command = fleet.command("bench", fleet.url, "--trace", str(trace), "--seed", str(seed), "--json", str(out))
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if not out.exists():
-        sys.exit(f"muxfleet bench: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        raise RuntimeError(f"muxfleet bench: {ended.stdout[-2000:]}{ended.stderr[-2000:]}")
     figures: Row = json.loads(out.read_text())
     return {**figures["total"], "models": figures["models"]}
 
 
 def main() -> None:
     options = arguments().parse_args()
-    models = options.model or ["llama-3-8b", "llama-3-1b"]
+    kept = KeptRows(options.json, ROW_KEY, resume=options.resume)
+    end_after(options.limit_s)
+    facts = machine_facts() | {"policy": options.policy, "models": models_of(options)}
+    if options.device == "cuda":
+        facts = {**facts, "gpu": torch.cuda.get_device_name()}
+    kept.note(facts)
+    try:
+        run(options, kept)
+    except TimeIsOver as over:
+        kept.failures["fleet"] = str(over)
+        kept.note({"failures": kept.failures})
+    if kept.failures:
+        sys.exit("\n".join(f"{name}: {why}" for name, why in kept.failures.items()))
+
+
+def models_of(options: argparse.Namespace) -> Sequence[str]:
+    return options.model or ["llama-3-8b", "llama-3-1b"]
+
+
+class TimeIsOver(BaseException):
+    """No error of a row, after which the next one would begin."""
+
+
+def end_after(limit_s: float) -> None:
+    def late(*_: object) -> None:
+        raise TimeIsOver(f"longer than {limit_s:.0f} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+
+
+def run(options: argparse.Namespace, kept: KeptRows) -> None:
+    """Each row is kept at once. Without a start there is no other."""
+    models = models_of(options)
     options.folder.mkdir(parents=True, exist_ok=True)
     began_s = time.perf_counter()
     file = write_fleet(options, models)
     print(f"checkpoints written in {time.perf_counter() - began_s:.1f} s", flush=True)
-    rows: list[Row] = []
     trace = options.folder / "trace.parquet"
     span_s = 8.0 if options.quick else 30.0
-    began_s = time.perf_counter()
-    with running_fleet(file, options=["-v"] if options.verbose else []) as fleet:
-        rows.append({"what": "start", "seconds": time.perf_counter() - began_s})
-        print(f"serving after {rows[-1]['seconds']:.1f} s", flush=True)
+    with ExitStack() as ends:
+        fleets: list[FleetProcess] = []
+
+        def start() -> Row:
+            began_s = time.perf_counter()
+            fleets.append(ends.enter_context(running_fleet(file, options=["-v"] if options.verbose else [])))
+            return {"seconds": time.perf_counter() - began_s}
+
+        kept.rows = [row for row in kept.rows if row["what"] != "start"]  # every run starts its own
+        kept.attempt({"what": "start", "rate_per_s": None}, start)
+        if not fleets:
+            return
+        fleet = fleets[0]
+        print(f"serving after {kept.rows[-1]['seconds']:.1f} s", flush=True)
         write_trace(trace, models, rate_per_s=4.0, count=WARM_UP_REQUESTS, salt=99)
         replay(fleet, options.folder, trace, 99)
+
+        def asked_at(rate: float, salt: int) -> Row:
+            write_trace(trace, models, rate_per_s=rate, count=round(rate * span_s), salt=salt)
+            return replay(fleet, options.folder, trace, salt)
+
         for number, rate in enumerate(options.rate or [8.0, 16.0, 32.0]):
-            write_trace(trace, models, rate_per_s=rate, count=round(rate * span_s), salt=number)
-            rows.append({"what": "replay", "rate_per_s": rate, **replay(fleet, options.folder, trace, number)})
-            show(rows[-1:])
-        rows.append({"what": "engine killed", **kill_under_load(fleet, options.folder, trace, models)})
-        show(rows[-1:])
+            kept.attempt({"what": "replay", "rate_per_s": rate}, partial(asked_at, rate, number))
+        kept.attempt(
+            {"what": "engine killed", "rate_per_s": 4.0},
+            lambda: kill_under_load(fleet, options.folder, trace, models),
+        )
+        show(kept.rows)
         status = httpx.get(f"{fleet.url}/metrics", timeout=30, trust_env=False).text
         if options.json:
             options.json.with_suffix(".metrics.txt").write_text(status)
         if options.verbose:
             print(fleet.output[-20_000:])
-    facts: Mapping[str, object] = machine_facts() | {"policy": options.policy, "models": models}
-    if options.device == "cuda":
-        facts = {**facts, "gpu": torch.cuda.get_device_name()}
-    write_report(options.json, facts, rows)
 
 
 def kill_under_load(fleet: FleetProcess, folder: Path, trace: Path, models: Sequence[str]) -> Row:
@@ -165,7 +217,7 @@ def kill_under_load(fleet: FleetProcess, folder: Path, trace: Path, models: Sequ
     began_s = time.perf_counter()
     row = replay(fleet, folder, trace, 1000)
     fleet.wait_until_replaced(victim, fleet.engine)
-    return {**row, "rate_per_s": 4.0, "seconds": time.perf_counter() - began_s - KILLED_AFTER_S}
+    return {**row, "seconds": time.perf_counter() - began_s - KILLED_AFTER_S}
 
 
 def show(rows: Sequence[Row]) -> None:

