@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pdmux_actor.executor.base import Executor, KvMover, WarmingExecutor
@@ -65,6 +65,19 @@ class Timetable:
         return self._events[0][0] if self._events else None
 
 
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """A model that is warming. `total` captures were left when it came."""
+
+    event: AttachModel
+    total: int = 0
+
+    def tell(self, captures_left: int) -> None:
+        self.total = max(self.total, captures_left)
+        if self.event.on_warming is not None:
+            self.event.on_warming(self.total - captures_left, self.total)
+
+
 class EngineLoop:
     """`outbox` gets one call per turn that produced events, `on_load_report` one per period and when a model attaches,
     `on_detached` one for each model whose memory is free again. Without work reports come every `idle_report_s`.
@@ -92,7 +105,7 @@ class EngineLoop:
         self._idle_report_s = idle_report_s
         self._next_report_s = float("-inf")
         self._stopping = False
-        self._to_be_told: list[tuple[str, Callable[[], None]]] = []  # that a model is ready
+        self._awaited: list[_Awaited] = []
 
     def run(self) -> None:
         """Runs until Stop. Closes the executor, also when a turn raises."""
@@ -125,17 +138,16 @@ class EngineLoop:
         for done in self._executor.wait(self._deadline_s()):
             self.scheduler.on_completion(done)
         self._detach()
-        if self._to_be_told:
+        if self._awaited:
             self._tell_who_is_ready()
 
     def _handle(self, event: Event, now_s: float) -> None:
         match event:
-            case AttachModel(info=info, quota_blocks=quota_blocks, on_ready=on_ready):
+            case AttachModel(info=info, quota_blocks=quota_blocks):
                 self._executor.attach_model(info, self.scheduler.attach_model(info, quota_blocks))
                 self._next_report_s = now_s
-                if on_ready is not None:
-                    self._to_be_told.append((info.model, on_ready))
-                    self._tell_who_is_ready()
+                self._awaited.append(_Awaited(event))
+                self._tell_who_is_ready()
             case ReadDecisions(last=last, answer=answer):
                 answer(now_s, self.scheduler.log.decisions(last))
             case ReadPrefix(answer=answer):
@@ -185,9 +197,13 @@ class EngineLoop:
 
     def _tell_who_is_ready(self) -> None:
         executor = self._executor
-        for model, on_ready in tuple(self._to_be_told):
-            if not (isinstance(executor, WarmingExecutor) and executor.is_warming(model)):
-                self._to_be_told.remove((model, on_ready))
+        for awaited in tuple(self._awaited):
+            model, on_ready = awaited.event.info.model, awaited.event.on_ready
+            if isinstance(executor, WarmingExecutor) and executor.is_warming(model):
+                awaited.tell(executor.captures_left(model))
+                continue
+            self._awaited.remove(awaited)
+            if on_ready is not None:
                 on_ready()
 
     def _flush(self) -> None:

@@ -69,21 +69,45 @@ class SleepingWeights:
 
 
 class LoadStage(StrEnum):
+    """Names what a load is at, in this order."""
+
     DOWNLOADING = "downloading"
     READING = "reading"
+    CAPTURING = "capturing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """`total_bytes` is as much as is known yet."""
+    """`total_bytes` is as much as is known yet. While a GPU's graphs are captured all bytes are there."""
 
     stage: LoadStage
     done_bytes: int
     total_bytes: int
+    done_graphs: int = 0
+    total_graphs: int = 0
 
     @property
     def share(self) -> float:
+        """Returns how much of the stage is done."""
+        if self.stage is LoadStage.CAPTURING:
+            return min(1.0, self.done_graphs / max(1, self.total_graphs))
+        return self.bytes_share
+
+    @property
+    def bytes_share(self) -> float:
         return min(1.0, self.done_bytes / max(1, self.total_bytes))
+
+
+def capturing(read: LoadProgress | None, done_graphs: int, total_graphs: int) -> LoadProgress:
+    """Returns the stage after `read`, which is the last that was told of its bytes."""
+    num_bytes = 0 if read is None else read.total_bytes
+    return LoadProgress(
+        stage=LoadStage.CAPTURING,
+        done_bytes=num_bytes,
+        total_bytes=num_bytes,
+        done_graphs=done_graphs,
+        total_graphs=total_graphs,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,9 @@ class ObservedExecutor:
     def is_warming(self, model: str) -> bool:
         return isinstance(self._inner, WarmingExecutor) and self._inner.is_warming(model)
 
+    def captures_left(self, model: str) -> int:
+        return self._inner.captures_left(model) if isinstance(self._inner, WarmingExecutor) else 0
+
     def finish_captures(self) -> None:
         if isinstance(self._inner, WarmingExecutor):
             self._inner.finish_captures()

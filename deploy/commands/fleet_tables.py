@@ -14,7 +14,7 @@ from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
 from deploy.inspection.neighbour_losses import large_losses
-from pdmux_actor.lease import LoadProgress, ModelStatus, SleepingWeights
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelStatus, SleepingWeights
 from pdmux_actor.messages import LoadReport, ModelLoad
 
 _SHORT_NUMBER = 5  # the dash and four digits
@@ -246,7 +246,10 @@ def _sleep_dict(asleep: SleepingWeights | None) -> dict[str, object]:
 def _progress_dict(progress: LoadProgress | None) -> dict[str, object]:
     if progress is None:
         return {}
-    return {"stage": str(progress.stage), "done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
+    told = {"stage": str(progress.stage), "done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
+    if progress.stage is not LoadStage.CAPTURING:
+        return told
+    return {**told, "done_graphs": progress.done_graphs, "total_graphs": progress.total_graphs}
 
 
 def _load_dict(load: ModelLoad | None) -> dict[str, object]:

@@ -1,6 +1,6 @@
-"""Shows how far a model's weights are on their way."""
+"""Shows how far a model is on its way."""
 
-from pdmux_actor.lease import LoadProgress
+from pdmux_actor.lease import LoadProgress, LoadStage
 
 _BAR_CELLS = 6
 
@@ -12,5 +12,9 @@ def bar(share: float) -> str:
 
 
 def load_bar(progress: LoadProgress) -> str:
-    """Draws it as `reading ███░░░ 52% of 14.2 GB`."""
-    return f"{progress.stage} {bar(progress.share)} {progress.share:.0%} of {progress.total_bytes / 1e9:.1f} GB"
+    """Draws it as `reading ███░░░ 52% of 14.2 GB`, or `capturing ███░░░ 151 of 290 graphs`."""
+    if progress.stage is LoadStage.CAPTURING:
+        amount = f"{progress.done_graphs} of {progress.total_graphs} graphs"
+    else:
+        amount = f"{progress.share:.0%} of {progress.total_bytes / 1e9:.1f} GB"
+    return f"{progress.stage} {bar(progress.share)} {amount}"

@@ -54,6 +54,5 @@ def _model_state(
     )
 
 
-def _progressed(progress: LoadProgress) -> tuple[bool, float]:
-    """Reading comes after the download."""
-    return progress.stage is LoadStage.READING, progress.share
+def _progressed(progress: LoadProgress) -> tuple[int, float]:
+    return tuple(LoadStage).index(progress.stage), progress.share

@@ -15,7 +15,7 @@ from pdmux_actor.backends.base import EngineCapacity
 from pdmux_actor.backends.registry import BY_KIND
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
 from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
-from pdmux_actor.lease import LoadProgress, LoadStage, ModelAssignment, SleepingWeights
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelAssignment, SleepingWeights, capturing
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.decision import LogExcerpt
 from pdmux_actor.serving.commands import (
@@ -28,6 +28,7 @@ from pdmux_actor.serving.commands import (
     ChangePolicy,
     Command,
     EngineSettings,
+    GraphsCaptured,
     KeepPrefixCommand,
     LoadModelCommand,
     LoadReported,
@@ -298,6 +299,8 @@ class NativeEngine:
                 self._asleep = {weights.model: weights for weights in models}
             case WeightsRead(model=model, done_bytes=done, total_bytes=total):
                 self._reading[model] = LoadProgress(stage=LoadStage.READING, done_bytes=done, total_bytes=total)
+            case GraphsCaptured(model=model, done_graphs=done, total_graphs=total):
+                self._reading[model] = capturing(self._reading.get(model), done, total)
             case Started():
                 assert self._started is not None
                 self._started.set_result(notice)

@@ -118,6 +118,10 @@ class WarmingExecutor(Protocol):
         """Returns whether launches of an attached model will be faster in a few seconds, if none comes before."""
         ...
 
+    def captures_left(self, model: str) -> int:
+        """Returns how many graphs it waits for."""
+        ...
+
     def finish_captures(self) -> None:
         """Does now what models that are warming wait for, some ten seconds: for programs that turn no engine's loop."""
         ...

@@ -190,7 +190,10 @@ class TorchCudaExecutor:
             self._warming.add(info.model)
 
     def is_warming(self, model: str) -> bool:
-        return model in self._warming and self._graphs.plans_any_of(model)
+        return model in self._warming and self.captures_left(model) > 0
+
+    def captures_left(self, model: str) -> int:
+        return self._graphs.num_planned_of(model)
 
     def finish_captures(self) -> None:
         while self._graphs.destroy_one() or (self._warming and self._capture_planned()):

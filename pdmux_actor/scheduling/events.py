@@ -28,12 +28,14 @@ class Abort:
 @dataclass(frozen=True, slots=True)
 class AttachModel:
     """The executor holds the model's weights; requests for it are welcome from now on. `on_ready` is called on the
-    engine thread when it is as fast as it will be, or has gone: it must not block.
+    engine thread when it is as fast as it will be, or has gone: it must not block. Until then `on_warming` is told how
+    many of its graphs are captured, and of how many.
     """
 
     info: ModelInfo
     quota_blocks: int
     on_ready: Callable[[], None] | None = None
+    on_warming: Callable[[int, int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,14 @@ class WeightsRead(msgspec.Struct, frozen=True, tag="weights_read"):
     total_bytes: int
 
 
+class GraphsCaptured(msgspec.Struct, frozen=True, tag="graphs_captured"):
+    """Told about once a second while a model whose weights were read is captured."""
+
+    model: str
+    done_graphs: int
+    total_graphs: int
+
+
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """`value` is of the type that the command says."""
 
@@ -216,4 +224,4 @@ Call = (
 """Commands that are answered."""
 Command = Call | Submit | AbortRequest | ChangePolicy | Shutdown
 Answer = Answered | CallFailed
-Notice = Answer | Started | WeightsRead | Asleep | Tokens | LoadReported
+Notice = Answer | Started | WeightsRead | GraphsCaptured | Asleep | Tokens | LoadReported

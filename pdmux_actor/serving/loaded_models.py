@@ -15,6 +15,7 @@ from pdmux_actor.scheduling.events import AttachAdapter, AttachModel, RemoveMode
 from pdmux_actor.serving.commands import (
     Asleep,
     CallFailed,
+    GraphsCaptured,
     LoadModelCommand,
     RemoveModelCommand,
     ResizePoolCommand,
@@ -116,11 +117,16 @@ class LoadedModels:
                 self._inbox.put(AttachModel(info, command.quota_blocks))
                 answer()
             else:
-                self._inbox.put(AttachModel(info, command.quota_blocks, answer))
+                self._inbox.put(
+                    AttachModel(info, command.quota_blocks, answer, partial(self._tell_captured, info.model))
+                )
 
     def _answer(self, command: LoadModelCommand, info: ModelInfo) -> None:
         """May be on the engine's thread, while another model is loading."""
         self._sender.send(answered(command.call, self._longest(info, self._bases.copy())))
+
+    def _tell_captured(self, model: str, done_graphs: int, total_graphs: int) -> None:
+        self._sender.send(GraphsCaptured(model, done_graphs, total_graphs))
 
     def _fetch(self, command: LoadModelCommand, origin: Origin) -> tuple[ModelInfo, bool]:
         """Whether it was asleep, too."""

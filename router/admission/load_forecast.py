@@ -66,11 +66,12 @@ class _Load:
     def hear(self, progress: LoadProgress | None, now_s: float) -> None:
         if progress is None:
             return
-        if self.progress is None or progress.stage is not self.progress.stage:
+        is_read = self.whole_s is not None and progress.stage is LoadStage.CAPTURING
+        if self.progress is None or (progress.stage is not self.progress.stage and not is_read):
             self.first_bytes, self.first_s, self.at_s, self.whole_s = progress.done_bytes, now_s, now_s, None
         elif progress.done_bytes != self.progress.done_bytes:
             self.at_s = now_s
-        if self.whole_s is None and progress.stage is LoadStage.READING and progress.share >= 1.0:
+        if self.whole_s is None and progress.stage is not LoadStage.DOWNLOADING and progress.bytes_share >= 1.0:
             self.whole_s = now_s
         self.progress = progress
 
@@ -94,7 +95,7 @@ class _Load:
         return left_s if left_s > 0 else None
 
     def idle_s(self, now_s: float) -> float:
-        return 0.0 if self.progress is None or self.progress.share >= 1.0 else now_s - self.at_s
+        return 0.0 if self.progress is None or self.progress.bytes_share >= 1.0 else now_s - self.at_s
 
 
 class LoadForecast:
@@ -164,7 +165,7 @@ class LoadForecast:
         return LoadOutlook(
             model=asked,
             stage=stage,
-            share=progress.share,
+            share=progress.bytes_share,
             ready_in_s=None if left_s is None or after_s is None else left_s + after_s,
             idle_s=load.idle_s(now_s),
         )

@@ -83,6 +83,20 @@ def test_start_screen__weights_are_read__shows_how_far_that_is() -> None:
     assert "loading m; m reading ███░░░ 50% of 10.0 GB" in written(console)
 
 
+def test_start_screen__graphs_are_captured__shows_how_many() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    screen = StartScreen(console, time.monotonic(), lambda stage: None)
+    progress = LoadProgress(
+        stage=LoadStage.CAPTURING, done_bytes=10**10, total_bytes=10**10, done_graphs=145, total_graphs=290
+    )
+    with screen:
+        screen.note_progress([replace(state(ModelPhase.LOADING), progress=progress)])
+        screen.stage("loading m")
+        time.sleep(0.3)
+
+    assert "loading m; m capturing ███░░░ 145 of 290 graphs" in written(console)
+
+
 def test_start_screen__no_terminal__tells_how_far_it_is_now_and_then(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

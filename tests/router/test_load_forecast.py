@@ -66,6 +66,19 @@ def test_load__all_bytes_are_there_and_the_engine_does_not_start__says_no_longer
     assert text(forecast, 60.0) == "loading llama 100 %"
 
 
+def test_load__graphs_are_captured__is_the_start_that_follows_the_last_byte() -> None:
+    forecast = LoadForecast()
+    for now_s, done in ((0.0, 0), (10.0, 100)):
+        forecast.update(view(loading(done)), now_s)
+    forecast.update(view(loading(100, stage=LoadStage.CAPTURING)), 10.5)
+    assert text(forecast, 10.5) == "loading llama 100 %, ready in about 1 s"
+    forecast.update(view(unit("u", model_load("llama"))), 22.0)
+
+    forecast.update(view(loading(100, stage=LoadStage.CAPTURING)), 30.0)
+
+    assert text(forecast, 30.0) == "loading llama 100 %, ready in about 12 s"  # as long as before
+
+
 def test_units__one_stalls__the_other_is_waited_for() -> None:
     forecast = LoadForecast()
     for now_s, stalled, going in ((0.0, 0, 0), (9.0, 90, 10), (18.0, 90, 20)):

@@ -102,8 +102,8 @@ class LaunchGraphs:
         if self._capture is not None:
             self._planned.update((planned.key, planned) for planned in captures)
 
-    def plans_any_of(self, model: str) -> bool:
-        return any(key.model == model for key in self._planned)
+    def num_planned_of(self, model: str) -> int:
+        return sum(key.model == model for key in self._planned)
 
     def next_planned(self) -> PlannedCapture | None:
         """Returns the likeliest one that is not captured yet. Once the budget is spent only those are left that

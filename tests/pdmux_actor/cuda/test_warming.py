@@ -53,6 +53,7 @@ class Turning:
 
     def __init__(self, rig: CpuRig, capture: SlowCapture) -> None:
         self.ready: list[tuple[str, int]] = []
+        self.told: list[tuple[int, int]] = []
         self.capture = capture
         self.loop, self.inbox = build_engine(
             rig.executor,
@@ -64,7 +65,7 @@ class Turning:
 
     def attach(self, info: ModelInfo, quota_blocks: int) -> None:
         ready = lambda: self.ready.append((info.model, self.capture.count))  # noqa: E731
-        self.inbox.put(AttachModel(info, quota_blocks, ready))
+        self.inbox.put(AttachModel(info, quota_blocks, ready, lambda *graphs: self.told.append(graphs)))
 
 
 def test_wait__captures_are_left__returns_by_its_deadline_all_the_same(tiny_checkpoints: Mapping[str, Path]) -> None:
@@ -103,6 +104,7 @@ def test_engine__first_model__is_ready_with_its_captures_and_the_loop_turns_mean
         assert turns < 50
 
     assert engine.ready == [("llama", NUM_CAPTURES)]
+    assert list(dict.fromkeys(engine.told)) == [(done, NUM_CAPTURES) for done in range(0, NUM_CAPTURES, 2)]
     assert turns >= NUM_CAPTURES // 2
     assert longest_s <= 2 * CAPTURE_S + 1e-9
     engine.loop.act()

@@ -12,6 +12,7 @@ from pdmux_actor.serving.commands import (
     Answered,
     Asleep,
     CallFailed,
+    GraphsCaptured,
     LoadModelCommand,
     RemoveModelCommand,
     answered,
@@ -41,8 +42,10 @@ class NoInbox:
 
     def put(self, event):
         match event:
-            case AttachModel(info=info, on_ready=on_ready):
+            case AttachModel(info=info, on_ready=on_ready, on_warming=on_warming):
                 self.executor.attach_model(info, None)
+                if on_warming is not None and self.holds_back:
+                    on_warming(3, 8)
                 self.ready.append(on_ready)
                 if on_ready is not None and not self.holds_back:
                     on_ready()
@@ -104,7 +107,9 @@ def test_loaded_models__model_that_is_not_ready_yet__is_answered_when_it_is_and_
     while len(ready) < 2:
         assert time.monotonic() < until_s
         time.sleep(0.01)
-    assert [told for told in drained(sent) if isinstance(told, Answered)] == []
+    told = drained(sent)
+    assert [t for t in told if isinstance(t, GraphsCaptured)] == [GraphsCaptured("a", 3, 8), GraphsCaptured("b", 3, 8)]
+    assert [t for t in told if isinstance(t, Answered)] == []
 
     ready[1]()
     ready[0]()

@@ -13,8 +13,9 @@ import pytest
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.errors import EngineDied, EngineStartFailed, LaunchFailed, ModelLoadError
+from pdmux_actor.lease import LoadProgress, LoadStage
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.serving.commands import EngineSettings
+from pdmux_actor.serving.commands import EngineSettings, GraphsCaptured, WeightsRead
 from pdmux_actor.serving.engine_watch import WatchSettings
 from profiler.probe import LaunchShape
 
@@ -53,6 +54,19 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_native_engine__model_is_captured__says_how_many_graphs_once_its_bytes_are_there(engine_settings):
+    engine = NativeEngine(engine_settings, start_timeout_s=150)
+    engine._take(WeightsRead("m", 90, 100))
+
+    engine._take(GraphsCaptured("m", 3, 8))
+
+    progress = engine.load_progress("m")
+    assert progress == LoadProgress(
+        stage=LoadStage.CAPTURING, done_bytes=100, total_bytes=100, done_graphs=3, total_graphs=8
+    )
+    assert (progress.share, progress.bytes_share) == (3 / 8, 1.0)
 
 
 async def test_native_engine__its_process__lets_openmp_threads_wait_awake_as_the_environment_says(
