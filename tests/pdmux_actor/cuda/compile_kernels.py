@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from gpu.sm_census import SmCensus
 
+from pdmux_actor.executor.cuda.ban_kernels import ban_tokens
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
 from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
@@ -123,6 +124,7 @@ def main(capability: int) -> None:
     per_row = torch.zeros(3, dtype=torch.float64)
     draw_rows(torch.zeros(3, 128_256), per_row.float(), per_row.long(), per_row, per_row.int(), per_row, per_row)
     uniform_numbers(per_row.long(), per_row.int())
+    ban_tokens(torch.zeros(3, 128_256), torch.zeros(3, 4008, dtype=torch.int32), per_row.int())
     SmCensus(torch.device("cpu")).take()
     report = {name: [resources(k) for k in {k.hash: k for k in found}.values()] for name, found in compiled.items()}
     print(json.dumps(report))

@@ -35,6 +35,7 @@ def test_kernels__for_an_absent_gpu__compile_without_spills(capability: int, tmp
         "_gather_kernel",
         "_rotate_kernel",
         "_norm_kernel",
+        "_ban_kernel",
         "_draw_kernel",
         "_uniform_kernel",
         "_split_list_kernel",
