@@ -5,7 +5,7 @@
 Without PACKAGE: what images with torch often lack, and what that needs itself. Versions are those of constraints.txt.
 There: `pip install --no-index --no-deps --target /tmp/site .whl/*.whl && export PYTHONPATH=$PWD:/tmp/site`.
 `--fleet`: all that muxfleet needs beside torch's stack (torch, transformers, pandas and theirs), Ray among it, as one
-archive. There: `tar -xJf .whl/site.tar.xz -C /tmp && export PYTHONPATH=$PWD:/tmp/site PATH=/tmp/site/bin:$PATH`.
+archive. There: `tar -xJf .whl/site.tar.xz -C /tmp && export PYTHONPATH=$PWD:/tmp/site`.
 `python benchmarks/gpu/preflight.py` there says what is missing.
 """
 
