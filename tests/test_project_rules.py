@@ -1,6 +1,7 @@
 """Rules of CONTRIBUTING.md that no linter knows. A rule that nothing runs is not a rule."""
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -63,10 +64,19 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def trees_are_kept_for_this_file_only() -> Iterator[None]:
+    """Nothing looks for garbage among their millions of nodes."""
+    gc.disable()
     yield
+    gc.enable()
     tree_of.cache_clear()
+    nodes_of.cache_clear()
 
 
 def tracked_files() -> list[Path]:
@@ -90,7 +100,7 @@ def test_functions__any__are_short() -> None:
     long = {
         f"{relative(path)}:{node.name}": lines
         for path in product_files()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and (lines := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
@@ -102,7 +112,7 @@ def names_with_banned_words() -> Iterator[str]:
     for path in product_files():
         if BANNED_NAMES & {part.lower() for part in (path.parent.name, *path.stem.split("_"))}:
             yield relative(path)
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             words = re.findall(r"[A-Z][a-z]+", node.name) if isinstance(node, ast.ClassDef) else []
             if BANNED_NAMES & {word.lower() for word in words}:
                 yield f"{relative(path)}:{node.name}"
@@ -116,7 +126,7 @@ def test_globals__any_function__declares_none() -> None:
     found = [
         f"{relative(path)}:{node.lineno}"
         for path in product_files()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Global)
     ]
     assert not found, f"'global' makes hidden state: {found}"
@@ -185,7 +195,7 @@ def test_tests_named_in_docs__any__exist() -> None:
     defined = {
         node.name
         for path in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert named
@@ -215,7 +225,7 @@ def test_pickle__any_module__is_not_imported() -> None:
     found = [
         f"{relative(path)}:{node.lineno}"
         for path in product_files()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if (isinstance(node, ast.Import) and {a.name.split(".")[0] for a in node.names} & PICKLES)
         or (isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in PICKLES)
     ]
@@ -240,9 +250,14 @@ def test_tracked_files__any__hold_no_machine_paths() -> None:
     assert not found, f"paths of one machine: {found}"
 
 
-def environment_reads(tree: ast.Module) -> Iterator[int]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv", "os.environb"}:
+def is_attribute(node: ast.AST, *names: str, of: str) -> bool:
+    owner = node.value if isinstance(node, ast.Attribute) and node.attr in names else None
+    return isinstance(owner, ast.Name) and owner.id == of
+
+
+def environment_reads(path: Path) -> Iterator[int]:
+    for node in nodes_of(path):
+        if is_attribute(node, "environ", "getenv", "environb", of="os"):
             yield node.lineno
         if (
             isinstance(node, ast.ImportFrom)
@@ -257,13 +272,13 @@ def test_environment__outside_its_file__is_not_read() -> None:
         f"{relative(path)}:{line}"
         for path in product_files()
         if relative(path) != "deploy/environment.py" and relative(path) not in ENVIRONMENT_READERS
-        for line in environment_reads(tree_of(path))
+        for line in environment_reads(path)
     ]
     assert not found, f"only deploy/environment.py reads the environment: {found}"
 
 
 def test_environment__allow_list__names_files_that_read_it() -> None:
-    stale = [name for name in ENVIRONMENT_READERS if not list(environment_reads(tree_of(ROOT / name)))]
+    stale = [name for name in ENVIRONMENT_READERS if not list(environment_reads(ROOT / name))]
     assert not stale
 
 
@@ -310,15 +325,16 @@ def unbounded_waits(source: str) -> Iterator[int]:
         id(inner)
         for node in ast.walk(tree)
         if (isinstance(node, ast.AsyncWith) and any("timeout(" in ast.unparse(i.context_expr) for i in node.items))
-        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.wait_for")
+        or (isinstance(node, ast.Call) and is_attribute(node.func, "wait_for", of="asyncio"))
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or id(node) in bounded:
             continue
-        name, has_timeout = ast.unparse(node.func), any(k.arg in {"timeout", "timeout_s"} for k in node.keywords)
-        waits = node.func.attr in {"wait", "join", "get"} and not node.args and not has_timeout
-        waits |= name in {"asyncio.wait", "ray.get"} and not has_timeout
+        has_timeout = any(k.arg in {"timeout", "timeout_s"} for k in node.keywords)
+        waits = node.func.attr in {"wait", "join", "get"} and not node.args
+        waits |= is_attribute(node.func, "wait", of="asyncio") or is_attribute(node.func, "get", of="ray")
+        waits &= not has_timeout
         nearby = lines[max(0, node.lineno - 2) : node.lineno + 1]
         if waits and not any("no deadline:" in line for line in nearby):
             yield node.lineno
