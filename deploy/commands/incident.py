@@ -11,7 +11,7 @@ from deploy.commands.duration import seconds_of
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
-from deploy.inspection.fleet_events import fleet_events
+from deploy.inspection.fleet_report import fleet_events
 from deploy.inspection.incident_story import in_short, story_of, unknown_name
 from router.telemetry.fleet_event import FleetEvent
 

@@ -12,8 +12,7 @@ from deploy.commands.json_file import writable, write_json
 from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
 from deploy.errors import UnitUnknown
-from deploy.inspection.fleet_report import fleet_report
-from deploy.inspection.unit_decisions import unit_decisions
+from deploy.inspection.fleet_report import fleet_report, unit_decisions
 from pdmux_actor.scheduling.bubbles import lane_shares, logged_window
 from pdmux_actor.scheduling.chrome_trace import chrome_trace
 from pdmux_actor.scheduling.decision import Decision, LogExcerpt

@@ -1,8 +1,9 @@
-"""Asks a running fleet over HTTP what its control loop knows, plans and decided."""
+"""Asks a running fleet over HTTP what its control loop knows, plans and decided, and its units with it."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -10,9 +11,12 @@ import msgspec
 from deploy.control.fleet_status import FleetStatus
 from deploy.environment import bearer_headers
 from deploy.errors import FleetUnreachable
+from pdmux_actor.scheduling.decision import LogExcerpt
 from placement.plan_explanation import Explanation
+from router.telemetry.fleet_event import FleetEvent
 
 _TIMEOUT_S = 10.0
+_DECISIONS_TIMEOUT_S = 20.0
 _PATH = "/fleet"
 _WHAT = f"{_PATH} is not a fleet"
 
@@ -27,25 +31,44 @@ class _RefusalBody(msgspec.Struct):
 
 def fleet_report(url: str) -> FleetStatus:
     """Raises FleetUnreachable: nobody answers there, or not as a fleet's gateway."""
-    return cast(FleetStatus, decoded(url, get_json(url, _PATH, {}), FleetStatus, _WHAT))
+    return cast(FleetStatus, _asked(url, _PATH, {}, FleetStatus, _WHAT))
 
 
 def explanation(url: str, model: str) -> Explanation | None:
     """Asks the running fleet for an explanation; None for a model that it does not plan for. Raises
     FleetUnreachable.
     """
-    told = get_json(url, _PATH, {"explain": model})
-    return cast(Explanation | None, decoded(url, told, Explanation | None, _WHAT))
+    return cast(Explanation | None, _asked(url, _PATH, {"explain": model}, Explanation | None, _WHAT))
 
 
-def get_json(url: str, path: str, params: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> bytes:
-    """Returns what the fleet's gateway answers. Raises FleetUnreachable."""
+def fleet_events(url: str, *, since_s: int) -> tuple[FleetEvent, ...]:
+    """Returns the events of the last `since_s` seconds, oldest first. Raises FleetUnreachable."""
+    path, kind = f"{_PATH}/events", tuple[FleetEvent, ...]
+    return cast(tuple[FleetEvent, ...], _asked(url, path, {"since_s": str(since_s)}, kind, f"{path} is not of a fleet"))
+
+
+def unit_decisions(url: str, unit: str, *, last: int) -> LogExcerpt:
+    """Raises FleetUnreachable: nobody answers, or the unit does not."""
+    path, what = f"/units/{quote(unit, safe='')}/decisions", "is not a decision log"
+    told = _asked(url, path, {"last": str(last)}, LogExcerpt, f"{path} {what}", timeout_s=_DECISIONS_TIMEOUT_S)
+    return cast(LogExcerpt, told)
+
+
+def _asked(
+    url: str,
+    path: str,
+    params: Mapping[str, str],
+    kind: Any,  # noqa: ANN401  see `decoded`
+    what: str,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> Any:  # noqa: ANN401
     with reaching(url):
         response = httpx.get(
             path_of(url, path), params=params, headers=bearer_headers(), timeout=timeout_s, trust_env=False
         )
     check_answer(url, path, response)
-    return response.content
+    return decoded(url, response.content, kind, what)
 
 
 def path_of(url: str, path: str) -> str:

@@ -15,7 +15,7 @@ from fleet_process import FleetProcess, command_line
 
 from deploy.fleet_file.settings import GatewaySection
 from deploy.fleet_file.watch_section import WatchSection
-from deploy.inspection.fleet_events import fleet_events
+from deploy.inspection.fleet_report import fleet_events
 
 _RECOVER_S = 120.0
 _ENGINE = "pdmux_actor.serving.process"
