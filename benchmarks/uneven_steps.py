@@ -1,10 +1,10 @@
 """What policies serve in time where launches take uneven times, as on a machine that others use too. Virtual time.
 
-    python benchmarks/uneven_steps.py [--workload NAME ...] [--policy NAME ...] [--json FILE] [--quick]
+    python benchmarks/uneven_steps.py [--workload NAME ...] [--policy NAME ...] [--contention X] [--json FILE] [--quick]
 
 Step times are those of step_times.json, each times a lognormal factor (`sigma`), and one in 200 two and a half times as
-long besides (`stalls`). Contention of the lanes is 1.3. A policy is asked for rising rates by one engine: what a stall
-teaches it is with it from then on. Draws are the same in every run.
+long besides (`stalls`). Beside prefill decode takes 1.3 times as long, or `--contention`. A policy is asked for rising
+rates by one engine: what a stall teaches it is with it from then on. Draws are the same in every run.
 """
 
 from argparse import Namespace
@@ -42,21 +42,28 @@ COLUMNS: Mapping[str, str] = {
 }
 
 
-def uneven(sigma: float, stalls: float) -> ServedSteps:
+def uneven(sigma: float, stalls: float, contention: float) -> ServedSteps:
     draw = np.random.default_rng(3)
     factors = draw.lognormal(0.0, sigma, _DRAWS) * np.where(draw.random(_DRAWS) < stalls, _STALL, 1.0)
     seen: tuple[float, ...] = tuple(factors.tolist())
     ratios: Mapping[tuple[str, int | None], tuple[float, ...]] = {
         (phase, None): seen for phase in ("prefill", "decode", "mixed")
     }
-    return ServedSteps(ratios=ratios, prefill_slowdown=1.15, decode_slowdown=_CONTENTION, host_s=_HOST_S)
+    return ServedSteps(ratios=ratios, prefill_slowdown=1.15, decode_slowdown=contention, host_s=_HOST_S)
 
 
 def rows_of(
-    machine: Machine, checkpoint: Path, workload: Workload, target: Target, steps: str, policy: str, seeds: int
+    machine: Machine,
+    checkpoint: Path,
+    workload: Workload,
+    target: Target,
+    steps: str,
+    policy: str,
+    seeds: int,
+    contention: float,
 ) -> Iterator[dict[str, Any]]:
     settings = SchedulerSettings(chunk_budget_tokens=target.budget_tokens)
-    session = machine.session({_MODEL: checkpoint}, policy, settings, served=uneven(*UNEVEN[steps]))
+    session = machine.session({_MODEL: checkpoint}, policy, settings, served=uneven(*UNEVEN[steps], contention))
     for number, share in enumerate(SHARES_OF_BEARABLE):
         rate_per_s = share * target.bearable_per_s(workload)
         outcomes = [
@@ -95,13 +102,16 @@ def run(args: Namespace) -> None:
         for name, steps, policy in track(cases, "serving", transient=True):
             workload = WORKLOADS[name]
             (target,) = targets_of(machine, workload, ["tight"], machine.prefill_s_per_token)
-            rows += rows_of(machine, checkpoint, workload, target, steps, policy, seeds)
+            rows += rows_of(machine, checkpoint, workload, target, steps, policy, seeds, args.contention)
         print_table(rows, COLUMNS, title="Served in time where steps are uneven, in virtual time")
-        write_report(args.json, machine.facts(), rows)
+        write_report(args.json, machine.facts(), rows, contention=args.contention)
 
 
 if __name__ == "__main__":
     parser = make_parser(__doc__, quick="one workload, one draw")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="may be given several times")
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="may be given several times")
+    parser.add_argument(
+        "--contention", type=float, default=_CONTENTION, metavar="X", help=f"of decode beside prefill; {_CONTENTION}"
+    )
     run(parser.parse_args())
