@@ -102,6 +102,12 @@ class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
+class TokenizerGone(msgspec.Struct, frozen=True, tag="gone"):
+    """It was the least recently used of too many: load it anew."""
+
+    call: int
+
+
 class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
     """`token_ids` is empty where `num_tokens` exceeds what was asked for. `prompt_end` are the last characters."""
 
@@ -162,5 +168,13 @@ TokenizerCall = EncodeChat | EncodeText | DecodeTokens | NameTokens
 ReplyCall = OpenReply | ReadReply
 TextCall = LoadTokenizer | TokenizerCall | OpenReply | ReadReply
 TextAnswer = (
-    TokenizerLoaded | TokenizerFailed | Encoded | Decoded | TokensNamed | TextRefused | ReplyRead | ReplyUnknown
+    TokenizerLoaded
+    | TokenizerFailed
+    | TokenizerGone
+    | Encoded
+    | Decoded
+    | TokensNamed
+    | TextRefused
+    | ReplyRead
+    | ReplyUnknown
 )

@@ -12,7 +12,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
-from router.text.qwen2_tokenizer import is_qwen2_state
+from router.text.characters import characters_per_token
+from router.text.shared_tokenizers import SharedTokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,20 +77,23 @@ _OTHERWISE = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTokenizer:
     """`chat_template`: one, or several by name. `named_tokens` are special tokens by what templates call them,
-    `special_tokens` all of them.
+    `special_tokens` all of them. `digest` is that of the file whose models share `backend`; "": it is this model's.
+    `characters_per_token` as the function of that name says.
     """
 
     backend: Tokenizer
+    characters_per_token: int | None
     chat_template: str | Mapping[str, str] | None
     named_tokens: Mapping[str, str]
     special_tokens: Sequence[str]
     response_template: Mapping[str, Any] | None = None
+    digest: str = ""
 
 
-def load_chat_tokenizer(source: str, revision: str | None) -> ChatTokenizer:
+def load_chat_tokenizer(source: str, revision: str | None, shared: SharedTokenizers) -> ChatTokenizer:
     """Slow: reads files, may download, may import transformers. Raises whatever a broken tokenizer provokes."""
     folder = Path(source) if Path(source).is_dir() else _downloaded(source, revision)
-    read = None if folder is None else _read(folder)
+    read = None if folder is None else _read(folder, shared)
     return _by_transformers(source, revision) if read is None else read
 
 
@@ -103,7 +107,7 @@ def _downloaded(source: str, revision: str | None) -> Path | None:
         return None
 
 
-def _read(folder: Path) -> ChatTokenizer | None:
+def _read(folder: Path, shared: SharedTokenizers) -> ChatTokenizer | None:
     """None: its files leave to transformers what to make of them."""
     if not (folder / "tokenizer.json").is_file() or not (folder / "tokenizer_config.json").is_file():
         return None
@@ -119,15 +123,18 @@ def _read(folder: Path) -> ChatTokenizer | None:
         return None
     named = {name: config[name] for name in _NAMED if config.get(name) is not None}
     extra = next((config[name] for name in _EXTRA if config.get(name)), ())
-    state = _json(folder / "tokenizer.json")
+    tokenizer = shared.of(folder / "tokenizer.json")
     declared = config.get("added_tokens_decoder") or {}
-    if not _holds(state.get("added_tokens") or (), [*named.values(), *extra], declared):
+    if not _holds(tokenizer.added_tokens, [*named.values(), *extra], declared):
         return None
     is_qwen2 = config["tokenizer_class"] in _QWEN2_CLASSES or model.get("model_type") == "qwen2"
-    if is_qwen2 and not (config.keys() >= _QWEN2_NAMED and is_qwen2_state(state, len(declared))):
+    all_or_none = len(declared) in (0, len(tokenizer.added_tokens))
+    if is_qwen2 and not (config.keys() >= _QWEN2_NAMED and tokenizer.is_qwen2 and all_or_none):
         return None
     return ChatTokenizer(
-        backend=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        backend=tokenizer.backend,
+        characters_per_token=tokenizer.characters_per_token,
+        digest=tokenizer.digest,
         chat_template=_chat_template(folder, config.get("chat_template")),
         named_tokens=named,
         special_tokens=tuple(dict.fromkeys([*named.values(), *extra])),
@@ -163,8 +170,10 @@ def _by_transformers(source: str, revision: str | None) -> ChatTokenizer:
     from transformers import AutoTokenizer
 
     made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, revision=revision)
+    backend = made.backend_tokenizer  # a slow tokenizer has none; every architecture we serve has a fast one
     return ChatTokenizer(
-        backend=made.backend_tokenizer,  # a slow tokenizer has none; every architecture we serve has a fast one
+        backend=backend,
+        characters_per_token=characters_per_token(backend),
         chat_template=made.chat_template,
         named_tokens=made.special_tokens_map,
         special_tokens=made.all_special_tokens,

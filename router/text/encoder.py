@@ -17,6 +17,7 @@ from router.text.characters import characters_per_token
 from router.text.chat_template import ChatTemplate
 from router.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
 from router.text.reply_templates import TOOL_FIELD, needs_special_tokens, separates, template_for, without
+from router.text.shared_tokenizers import SharedTokenizers
 from router.text.tool_prompt import with_tools_told
 
 # Arguments of transformers' `apply_chat_template`, and variables that are the gateway's to set.
@@ -50,8 +51,9 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._backend = tokenizer.backend
+        self.digest = tokenizer.digest
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
-        self.characters_per_token = characters_per_token(self._backend)
+        self.characters_per_token = tokenizer.characters_per_token
         templates = tokenizer.chat_template
         self._template = ChatTemplate(templates, tokenizer.named_tokens) if templates else None
         self.template_variables = None if self._template is None else _settable(self._template.variables)
@@ -104,16 +106,22 @@ class PromptEncoder:
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
 
-def load_encoder(source: str, revision: str | None) -> PromptEncoder:
+def load_encoder(source: str, revision: str | None, shared: SharedTokenizers) -> PromptEncoder:
     """Loads as `load_chat_tokenizer`."""
     if not Path(source).is_dir():
         source = _layout_of_gguf(source, revision) or source
     if is_shape_only(Path(source)):
         demo = build_demo_tokenizer(SHAPE_ONLY_VOCABULARY)
         return PromptEncoder(
-            ChatTokenizer(backend=demo, chat_template=CHAT_TEMPLATE, named_tokens={}, special_tokens=())
+            ChatTokenizer(
+                backend=demo,
+                characters_per_token=characters_per_token(demo),
+                chat_template=CHAT_TEMPLATE,
+                named_tokens={},
+                special_tokens=(),
+            )
         )
-    return PromptEncoder(load_chat_tokenizer(source, revision))
+    return PromptEncoder(load_chat_tokenizer(source, revision, shared))
 
 
 def _layout_of_gguf(source: str, revision: str | None) -> str | None:

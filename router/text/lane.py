@@ -177,6 +177,13 @@ class TextLane:
             load.add_done_callback(_retrieve)
         return await asyncio.shield(load)  # a caller that leaves does not stop the load for the others
 
+    async def reload(self, tokenizer: TokenizerKey) -> TokenizerLoaded | TokenizerFailed:
+        """Loads what the process has forgotten. Raises as `load`."""
+        known = self._loads.get(tokenizer)
+        if known is not None and known.done():
+            del self._loads[tokenizer]
+        return await self.load(tokenizer)
+
     async def answer(self, call: TokenizerCall | ReplyCall, *, characters: int, limit_s: float) -> TextAnswer:
         """`limit_s` counts from the call's turn.
 

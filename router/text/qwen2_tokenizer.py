@@ -12,20 +12,19 @@ _UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suff
 _FALSE = ("fuse_unk", "byte_fallback", "ignore_merges")
 
 
-def is_qwen2_state(state: Mapping[str, Any], num_declared: int) -> bool:
-    """`state` is what tokenizer.json says, `num_declared` how many of its added tokens tokenizer_config.json declares:
-    all, or none. They follow the vocabulary without a gap, as they do when they are added to it.
+def is_qwen2_state(state: Mapping[str, Any]) -> bool:
+    """`state` is what tokenizer.json says, whose added tokens tokenizer_config.json declares all, or none. They follow
+    the vocabulary without a gap, as they do when they are added to it.
     """
-    model, added = state["model"], state["added_tokens"]
+    model, added = state["model"], state.get("added_tokens") or ()
+    if model["type"] != "BPE" or any(model.get(name) for name in (*_UNSET, *_FALSE)):
+        return False
     steps = (state.get("pre_tokenizer") or {}).get("pretokenizers") or ()
     splits = [{name: value for name, value in step.items() if name != "trim_offsets"} for step in steps]
     new = sorted(token["id"] for token in added if token["content"] not in model["vocab"])
     return (
-        model["type"] == "BPE"
-        and not any(model.get(name) for name in (*_UNSET, *_FALSE))
-        and state["normalizer"] == {"type": "NFC"}
+        state.get("normalizer") == {"type": "NFC"}
         and splits == [_SPLIT, _BYTES]
         and (state.get("decoder") or {}).get("type") == "ByteLevel"
-        and num_declared in (0, len(added))
         and new == list(range(len(model["vocab"]), len(model["vocab"]) + len(new)))
     )

@@ -25,6 +25,7 @@ from router.text.calls import (
     TextRefused,
     TokenizerCall,
     TokenizerFailed,
+    TokenizerGone,
     TokenizerKey,
     TokenizerLoaded,
     TokensNamed,
@@ -218,6 +219,9 @@ class Tokenizers:
         limit_s = 2 * self._limits.template_timeout_s + characters / _SLOWEST_CHARACTERS_PER_S
         try:
             answer = await lane.answer(call, characters=characters, limit_s=limit_s)
+            if isinstance(answer, TokenizerGone):  # not in the lane's turn: others' text does not wait for a load
+                await lane.reload(call.tokenizer)
+                answer = await lane.answer(call, characters=characters, limit_s=limit_s)
         except TextLaneFull:
             raise Overloaded(model=card.model, retry_after_s=_RETRY_AFTER_S) from None
         except TextTooSlow:
@@ -230,6 +234,8 @@ class Tokenizers:
         except (TextProcessLost, OSError) as error:
             reason = f"the process that works on text ended under this request ({error})"
             raise TokenizerUnavailable(model=card.model, reason=reason, retry_after_s=_RETRY_AFTER_S) from error
+        if isinstance(answer, TokenizerGone):  # again, so soon: more are in use at once than are kept
+            raise Overloaded(model=card.model, retry_after_s=_RETRY_AFTER_S)
         if isinstance(answer, TokenizerFailed):
             raise TokenizerUnavailable(model=card.model, reason=answer.reason, retry_after_s=_RETRY_AFTER_S)
         return answer

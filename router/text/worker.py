@@ -39,12 +39,14 @@ from router.text.calls import (
     TextRefused,
     TokenizerCall,
     TokenizerFailed,
+    TokenizerGone,
     TokenizerKey,
     TokenizerLoaded,
     TokensNamed,
 )
 from router.text.encoder import PromptEncoder, TemplateRefusal, load_encoder
 from router.text.reply_parser import ReplyParser
+from router.text.shared_tokenizers import SharedTokenizers
 
 _MAX_TOKENIZERS = 64
 _MAX_REPLIES = 4096
@@ -70,16 +72,18 @@ class TextWorker:
     def __init__(self, alarm: Alarm | None = None) -> None:
         self._alarm = alarm
         self._encoders: OrderedDict[TokenizerKey, PromptEncoder] = OrderedDict()
+        self._shared = SharedTokenizers()
+        self._changing = Lock()  # tokenizers load on another thread
         self._replies: OrderedDict[str, ReplyParser] = OrderedDict()
 
     def load(self, call: LoadTokenizer) -> TokenizerLoaded | TokenizerFailed:
         try:
-            encoder = load_encoder(call.tokenizer.source, call.tokenizer.revision)
+            encoder = load_encoder(call.tokenizer.source, call.tokenizer.revision, self._shared)
         except Exception as error:  # a tokenizer's loader raises whatever its files provoke
             return TokenizerFailed(call.call, f"{type(error).__name__}: {error}"[:2000])
-        self._encoders[call.tokenizer] = encoder
-        if len(self._encoders) > _MAX_TOKENIZERS:
-            self._encoders.popitem(last=False)
+        with self._changing:
+            self._encoders[call.tokenizer] = encoder
+            self._forget_oldest()
         return TokenizerLoaded(
             call.call,
             encoder.vocab_size,
@@ -90,6 +94,15 @@ class TextWorker:
             encoder.marks_are_special,
             encoder.call_marks,
         )
+
+    def _forget_oldest(self) -> None:
+        """Until few enough differ: what models share counts once."""
+        while len(digests := self._digests()) > _MAX_TOKENIZERS:
+            self._encoders.popitem(last=False)
+        self._shared.keep(digests)
+
+    def _digests(self) -> set[str]:
+        return {encoder.digest or f"{key.source} {key.revision}" for key, encoder in self._encoders.items()}
 
     def answer(self, call: TokenizerCall | ReplyCall) -> TextAnswer:
         match call:
@@ -121,13 +134,11 @@ class TextWorker:
         return ReplyRead(call.call, parts)
 
     def _tokenize(self, call: TokenizerCall) -> TextAnswer:
-        encoder = self._encoders.get(call.tokenizer)
-        if encoder is None:  # it was the least recently used of too many
-            loaded = self.load(LoadTokenizer(call.call, call.tokenizer))
-            if isinstance(loaded, TokenizerFailed):
-                return loaded
-            encoder = self._encoders[call.tokenizer]
-        self._encoders.move_to_end(call.tokenizer)
+        with self._changing:
+            encoder = self._encoders.get(call.tokenizer)
+            if encoder is None:
+                return TokenizerGone(call.call)
+            self._encoders.move_to_end(call.tokenizer)
         try:
             match call:
                 case EncodeChat():

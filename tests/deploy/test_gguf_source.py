@@ -13,6 +13,7 @@ from deploy.fleet_file.one_model import fleet_of_model
 from deploy.fleet_file.settings import check_sources, parse_fleet_file
 from pdmux_actor.executor.checkpoint_shape import read_shape
 from router.text.encoder import load_encoder
+from router.text.shared_tokenizers import SharedTokenizers
 
 FLEET = """
 models:
@@ -42,7 +43,7 @@ def test_gguf_source__is_planned_with_what_is_kept(tmp_path: Path, kind: str, we
 
     assert (spec.weights, spec.dtype, spec.vocab_size, spec.num_kv_heads) == (weights, dtype, 4, 2)
     assert read_shape("tiny", source, None) == spec
-    assert load_encoder(source, None).encode("abb", add_special_tokens=False) == [2, 1]
+    assert load_encoder(source, None, SharedTokenizers()).encode("abb", add_special_tokens=False) == [2, 1]
 
 
 def test_gguf_source__is_broken__is_named(tmp_path: Path) -> None:

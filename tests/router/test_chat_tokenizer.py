@@ -31,6 +31,7 @@ from router.text.calls import (
 from router.text.chat_template import ChatTemplate
 from router.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
 from router.text.lane import TextProcess
+from router.text.shared_tokenizers import SharedTokenizers
 
 HUB_TOKEN = "hf_" + "x" * 34
 TEXTS = (
@@ -284,7 +285,7 @@ def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chat_tokenizer__files_say_all__is_what_transformers_makes_of_them(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path, **{"config": {}, "files": {}, **PLAIN[name]})
 
-    assert_is_transformers(load_chat_tokenizer(str(folder), None), folder)
+    assert_is_transformers(load_chat_tokenizer(str(folder), None, SharedTokenizers()), folder)
 
 
 @pytest.mark.parametrize("name", LEFT_TO_TRANSFORMERS)
@@ -296,7 +297,7 @@ def test_chat_tokenizer__files_leave_something_open__is_what_transformers_makes_
     load = chat_tokenizer._by_transformers
     monkeypatch.setattr(chat_tokenizer, "_by_transformers", lambda *args: asked.append(args) or load(*args))
 
-    assert_is_transformers(load_chat_tokenizer(str(folder), None), folder)
+    assert_is_transformers(load_chat_tokenizer(str(folder), None, SharedTokenizers()), folder)
     assert asked == [(str(folder), None)]
 
 
@@ -306,7 +307,7 @@ def test_chat_tokenizer__demo_checkpoint__is_what_transformers_makes_of_it(
 ) -> None:
     folder = demo_checkpoints[name]
 
-    assert_is_transformers(load_chat_tokenizer(str(folder), None), folder)
+    assert_is_transformers(load_chat_tokenizer(str(folder), None, SharedTokenizers()), folder)
 
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
@@ -317,7 +318,7 @@ def test_chat_tokenizer__any_text__has_the_tokens_that_transformers_gives_it(
     if not folder.exists():
         write(folder, config={}, files={})
 
-    ours = load_chat_tokenizer(str(folder), None).backend.encode(text, add_special_tokens=True).ids
+    ours = load_chat_tokenizer(str(folder), None, SharedTokenizers()).backend.encode(text, add_special_tokens=True).ids
 
     assert ours == AutoTokenizer.from_pretrained(folder).encode(text)
 

@@ -17,6 +17,7 @@ from profiler.devices import device_named
 from profiler.latency import ChunkShape
 from profiler.roofline import RooflineLatency
 from router.text.encoder import load_encoder
+from router.text.shared_tokenizers import SharedTokenizers
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -35,7 +36,7 @@ def test_example_model__simulated__loads_without_weights(folder: Path) -> None:
 
 
 def test_shape_only_folder__gateway_and_unit__speak_the_same_tokens() -> None:
-    encoder = load_encoder(str(MODELS / "llama-3.1-8b"), None)
+    encoder = load_encoder(str(MODELS / "llama-3.1-8b"), None, SharedTokenizers())
     ids = encoder.encode("Hello, world", add_special_tokens=False)
     load_vocabulary(assignment(MODELS / "llama-3.1-8b"))
     assert encoder.decode(ids) == "Hello, world"
