@@ -158,6 +158,14 @@ class FleetUnreachable(DeployError):
         self.reason = reason
 
 
+class FleetNotNamed(DeployError):
+    exit_code = 2
+
+    def __init__(self, *, fleets: Sequence[str]) -> None:
+        super().__init__(f"--fleet is missing, and several fleets run here: name one of {', '.join(fleets)}")
+        self.fleets = tuple(fleets)
+
+
 class RestartNeeded(DeployError):
     exit_code = 2
 

@@ -75,11 +75,16 @@ def drain(
                     raise DrainTimedOut(place=f"{scope} {name}", timeout_s=timeout, left=left)
                 time.sleep(_POLL_S)
     took_s = time.monotonic() - began_s
-    told = f"{going.replicas} replicas of {len(going.models)} models left {len(going.units)} units"
+    units, models = _counted(len(going.units), "unit"), _counted(len(going.models), "model")
+    told = f"{_counted(going.replicas, 'replica')} of {models} left {units}"
     console.print(f"{scope} {name}: drained in {took_s:.1f} s: {told}", soft_wrap=True)
     if json_file is not None:
         figures = {"scope": str(scope), "name": name, "seconds": took_s, "units": going.units, "models": going.models}
         write_json(json_file, figures)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _left(going: Drain, controller: "ControllerCalls") -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from deploy.errors import FleetUnreachable
+from deploy.errors import FleetNotNamed, FleetUnreachable
 from deploy.owner_file import replace_for_owner
 
 
@@ -95,14 +95,14 @@ def find_fleet(folder: Path, name: str) -> RunningFleet:
 
 
 def only_fleet(folder: Path) -> RunningFleet:
-    """Raises FleetUnreachable: none runs here, or several do."""
+    """Raises FleetUnreachable: none runs here; FleetNotNamed: several do."""
     fleets = running_fleets(folder)
     if len(fleets) == 1:
         return fleets[0]
-    names = ", ".join(sorted(f.name for f in fleets))
-    reason = f"several fleets run here; name one with --fleet: {names}" if fleets else "no fleet runs here"
-    remedy = "" if fleets else "; start one with `muxfleet up`, or set RAY_ADDRESS to the cluster it runs in"
-    raise FleetUnreachable(address="this machine", reason=reason + remedy)
+    if fleets:
+        raise FleetNotNamed(fleets=sorted(f.name for f in fleets))
+    reason = "no fleet runs here; start one with `muxfleet up`, or set RAY_ADDRESS to the cluster it runs in"
+    raise FleetUnreachable(address="this machine", reason=reason)
 
 
 def is_alive(fleet: RunningFleet) -> bool:

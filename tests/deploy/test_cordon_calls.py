@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fleet_model import SPEC, FakeUnit, fleet_status
 
@@ -16,10 +17,10 @@ from deploy.commands.fleet_tables import as_dict, problems
 from deploy.control.cordons import Cordon, CordonScope
 from deploy.control.fleet_status import FleetStatus
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
-from deploy.errors import DrainRefused, DrainTimedOut, FleetUnreachable, PlaceNotFound
+from deploy.errors import DrainRefused, DrainTimedOut, FleetNotNamed, FleetUnreachable, PlaceNotFound
 from deploy.fleet_file.state_section import StateSection
 from deploy.inspection.fleet_places import find_place, units_at
-from deploy.local.running_fleets import RunningFleet, announced, only_fleet, this_process_started_s
+from deploy.local.running_fleets import RunningFleet, announced, only_fleet
 from deploy.serve.controller import Controller
 from deploy.serve.kept_state import kept_state
 from pdmux_actor.lease import ModelPhase
@@ -224,15 +225,17 @@ def test_errors__of_a_drain__name_place_models_and_remedy() -> None:
 
 
 def test_only_fleet__none_or_several__says_what_to_do(tmp_path: Path) -> None:
-    def running(name: str, folder: Path) -> Any:
-        fleet = RunningFleet(name=name, url="u", address="a", auth_token="t", pid=os.getpid(), started_s=started_s)
+    def running(name: str, folder: Path, pid: int) -> Any:
+        started_s = psutil.Process(pid).create_time()
+        fleet = RunningFleet(name=name, url="u", address="a", auth_token="t", pid=pid, started_s=started_s)
         return announced(folder, fleet)
 
-    started_s = this_process_started_s()
     with pytest.raises(FleetUnreachable, match="muxfleet up"):
         only_fleet(tmp_path)
-    with running("one", tmp_path):
+    with running("one", tmp_path, os.getpid()):
         assert only_fleet(tmp_path).name == "one"
+        with running("two", tmp_path, os.getppid()), pytest.raises(FleetNotNamed, match=r"is missing.*of one, two"):
+            only_fleet(tmp_path)
 
 
 async def test_node_cordon__control_loop_was_away_for_hours__is_still_in_force(
