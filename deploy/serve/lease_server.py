@@ -43,8 +43,7 @@ class LeaseServer:
 
     async def address(self) -> ControlAddress:
         """Raises OSError: it cannot listen, and the next question tries again; or it is closed."""
-        if self._is_closed:
-            raise ConnectionRefusedError("another control loop leads the units")
+        self._check_open()
         failed = self._starting is not None and self._starting.done() and self._starting.exception() is not None
         if self._starting is None or failed:
             self._starting = asyncio.create_task(self._start())
@@ -52,8 +51,11 @@ class LeaseServer:
 
     async def _start(self) -> ControlAddress:
         host, loop = self._host(), asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, host, 0, backlog=1024)
-        port: int = self._server.sockets[0].getsockname()[1]
+        server = self._server = await loop.create_server(self._connection, host, 0, backlog=1024)
+        if self._is_closed:  # meanwhile
+            server.close()
+        self._check_open()
+        port: int = server.sockets[0].getsockname()[1]
         return ControlAddress(endpoint=f"{host}:{port}", token=self._token)
 
     def close(self) -> None:
@@ -64,9 +66,15 @@ class LeaseServer:
         for connection in tuple(self._open):
             connection.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionRefusedError("another control loop leads the units")
+
     def _connection(self) -> "LeaseConnection":
         connection = LeaseConnection(self._token, self._answer, on_lost=self._open.discard)
         self._open.add(connection)
+        if self._is_closed:  # as it was accepted
+            connection.close()
         return connection
 
 
@@ -80,15 +88,19 @@ class LeaseConnection(asyncio.Protocol):
         self._splitter = FrameSplitter(MAX_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
         self._is_greeted = False
+        self._is_closed = False
         self._hello_deadline: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
+        self._is_closed = True
         if self._transport is not None:
             self._transport.close()
             self._transport = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._is_closed:  # before it was made
+            return self.close()
         connection: socket.socket = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that lost its power says no goodbye
         late = f"no Hello in {HELLO_DEADLINE_S:g} s"

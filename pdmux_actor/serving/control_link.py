@@ -5,18 +5,22 @@ import logging
 import time
 from typing import Any
 
+import msgspec
 from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 
+from pdmux_actor.errors import StreamRefused
 from pdmux_actor.lease import Lease, UnitReport
 from pdmux_actor.serving.control_frames import ControlAddress
 from pdmux_actor.serving.control_stream import ControlStream
+from pdmux_actor.serving.frames import FrameTooLarge
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 2.0
 _RETRY_S = 60.0  # where there is no stream: heartbeats go by Serve's calls meanwhile
+_NOT_SPOKEN = (StreamRefused, FrameTooLarge, msgspec.DecodeError)
 
 
 class ControlLink:
@@ -45,8 +49,10 @@ class ControlLink:
         else:
             try:
                 self._lease = await stream.heartbeat(report) or self._known(report)
-            except BaseException:
+            except BaseException as error:
                 self.close()
+                if isinstance(error, _NOT_SPOKEN):  # of another release: it would be the same with a new stream
+                    self._no_stream_until_s = time.monotonic() + _RETRY_S
                 raise
         return self._lease
 

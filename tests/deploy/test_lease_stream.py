@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -225,6 +226,31 @@ async def test_link__no_stream_or_none_that_can_be_reached__heartbeats_go_by_ser
     assert handle.asked == 2
 
 
+async def test_link__control_loop_refuses_the_stream__heartbeats_go_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a later release does not speak this unit's protocol: a new stream would be refused as well."""
+    answers = Answers()
+    link, handle = await linked(answers, monkeypatch, await listening(answers, token="of another protocol"))
+
+    with pytest.raises(StreamRefused):
+        await link.heartbeat(a_report())
+    for _ in range(3):
+        assert await link.heartbeat(a_report()) == lease_of(1)
+    assert handle.asked == 1
+
+
+async def test_link__control_loop_breaks_the_protocol__heartbeats_go_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(framed(Ping()))
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    other = ControlAddress(endpoint=f"127.0.0.1:{server.sockets[0].getsockname()[1]}", token=TOKEN)
+    link, _ = await linked(Answers(), monkeypatch, other)
+
+    with pytest.raises(msgspec.DecodeError):
+        await link.heartbeat(a_report())
+    assert await link.heartbeat(a_report()) == lease_of(1)
+
+
 @pytest.mark.parametrize(
     ("token", "sent", "why"),
     [
@@ -264,3 +290,39 @@ async def test_server__heartbeat_that_fails__costs_no_other_unit_its_stream() ->
     with pytest.raises(StreamRefused, match="a bug"):
         await poison.heartbeat(a_report("poison"))
     assert await healthy.heartbeat(a_report(lease_version=1)) is None
+
+
+async def test_server__closed_while_it_begins_to_listen__listens_no_more() -> None:
+    server = LeaseServer(TOKEN, Answers(), lambda: "127.0.0.1")
+
+    asked = asyncio.create_task(server.address())
+    await asyncio.sleep(0)
+    server.close()
+
+    with pytest.raises(ConnectionRefusedError):
+        await asked
+    assert server._server is None or not server._server.is_serving()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_server__closed_while_a_unit_connects__hears_nothing_of_it(is_known: bool) -> None:
+    answers = Answers()
+    server = LeaseServer(TOKEN, answers, lambda: "127.0.0.1")
+    address = await server.address()
+    theirs, ours = socket.socketpair()
+    theirs.sendall(framed(Hello(version=CONTROL_VERSION, token=address.token)) + framed(Heartbeat(a_report())))
+
+    if is_known:  # asyncio asks for it, and tells it later that it is connected
+        connection = server._connection()
+        server.close()
+    else:
+        server.close()
+        connection = server._connection()
+    ours.setblocking(False)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert not answers.heard
+    assert not server._open
+    theirs.close()
