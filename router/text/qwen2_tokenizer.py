@@ -17,7 +17,7 @@ def is_qwen2_state(state: Mapping[str, Any]) -> bool:
     the vocabulary without a gap, as they do when they are added to it.
     """
     model, added = state["model"], state.get("added_tokens") or ()
-    if model["type"] != "BPE" or any(model.get(name) for name in (*_UNSET, *_FALSE)):
+    if model.get("type") != "BPE" or any(model.get(name) for name in (*_UNSET, *_FALSE)):
         return False
     steps = (state.get("pre_tokenizer") or {}).get("pretokenizers") or ()
     splits = [{name: value for name, value in step.items() if name != "trim_offsets"} for step in steps]

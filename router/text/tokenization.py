@@ -220,7 +220,7 @@ class Tokenizers:
         try:
             answer = await lane.answer(call, characters=characters, limit_s=limit_s)
             if isinstance(answer, TokenizerGone):  # not in the lane's turn: others' text does not wait for a load
-                await lane.reload(call.tokenizer)
+                await self._loaded_by(card, call.tokenizer, lane.reload(call.tokenizer))
                 answer = await lane.answer(call, characters=characters, limit_s=limit_s)
         except TextLaneFull:
             raise Overloaded(model=card.model, retry_after_s=_RETRY_AFTER_S) from None
@@ -256,8 +256,13 @@ class Tokenizers:
             self._slow_templates.add(key)
 
     async def _load(self, card: ModelCard, key: TokenizerKey) -> TokenizerLoaded:
+        return await self._loaded_by(card, key, self._quick.load(key))
+
+    async def _loaded_by(
+        self, card: ModelCard, key: TokenizerKey, load: Awaitable[TokenizerLoaded | TokenizerFailed]
+    ) -> TokenizerLoaded:
         try:
-            answer = await self._quick.load(key)
+            answer = await load
             reason = answer.reason if isinstance(answer, TokenizerFailed) else ""
         except (TextProcessLost, TextTooSlow, OSError) as error:
             answer, reason = None, f"{type(error).__name__} {error}"
@@ -269,6 +274,7 @@ class Tokenizers:
         if known is None or known.reason != reason:
             logger.error("tokenizer does not load", extra={"model": card.model, "source": key.source, "reason": reason})
         self._failures[key] = _Failure(reason, self._clock())
+        self._loaded.pop(key, None)  # what was loaded once and forgotten is not tried with each request
         raise TokenizerUnavailable(model=card.model, reason=reason, retry_after_s=int(_RELOAD_AFTER_S))
 
     def _load_ended(self, key: TokenizerKey, load: asyncio.Task[TokenizerLoaded]) -> None:

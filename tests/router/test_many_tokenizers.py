@@ -1,6 +1,7 @@
 """A fleet of more models than tokenizers are kept, most of them fine-tunes of few bases."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,10 +11,19 @@ from fake_unit import write_byte_tokenizer
 from served_gateway import InlineText
 
 from pdmux_actor.messages import Slo
-from router.errors import Overloaded
+from router.errors import Overloaded, TokenizerUnavailable
 from router.limits import GatewayLimits
 from router.text import worker
-from router.text.calls import EncodeText, LoadTokenizer, TextAnswer, TextCall, TokenizerGone, TokenizerKey
+from router.text.calls import (
+    EncodeText,
+    LoadTokenizer,
+    TextAnswer,
+    TextCall,
+    TokenizerFailed,
+    TokenizerGone,
+    TokenizerKey,
+)
+from router.text.shared_tokenizers import SharedTokenizers
 from router.text.tokenization import Tokenizers
 from router.text.worker import TextWorker
 from router.view import ModelCard
@@ -134,3 +144,56 @@ async def test_tokenizers__forgotten_again_before_its_turn__is_overload(
     with pytest.raises(Overloaded):
         await tokenizers.encode(only, "hi", add_special_tokens=False, max_tokens=9)
     tokenizers.close()
+
+
+class FailsToLoadAnew(InlineText):
+    """Each tokenizer loads once; another load of it never ends while `stalls`, else finds no file."""
+
+    def __init__(self, *, stalls: bool) -> None:
+        super().__init__()
+        self.stalls = stalls
+        self.loads: list[str] = []
+
+    async def ask(self, call: TextCall) -> TextAnswer:
+        if isinstance(call, LoadTokenizer):
+            self.loads.append(call.tokenizer.source)
+            if self.loads.count(call.tokenizer.source) > 1:
+                if self.stalls:
+                    await asyncio.Event().wait()
+                return TokenizerFailed(call.call, "no such file")
+        return await super().ask(call)
+
+
+@pytest.mark.parametrize(("stalls", "why"), [(True, "TextTooSlow"), (False, "no such file")])
+async def test_tokenizers__one_does_not_load_anew__is_unavailable_and_was_tried_once(
+    tmp_path: Path, stalls: bool, why: str
+) -> None:
+    service = FailsToLoadAnew(stalls=stalls)
+
+    async def started(niceness: int) -> FailsToLoadAnew:
+        return service
+
+    tokenizers = Tokenizers(GatewayLimits(tokenizer_load_timeout_s=0.05), clock=time.monotonic, start=started)
+    cards = [card(checkpoint(tmp_path / str(i), base=i)) for i in range(KEPT + 1)]
+    for each in cards:
+        await tokenizers.encode(each, "hi", add_special_tokens=False, max_tokens=9)
+
+    for _ in range(2):
+        with pytest.raises(TokenizerUnavailable) as refused:
+            await tokenizers.encode(cards[0], "hi", add_special_tokens=False, max_tokens=9)
+        assert why in refused.value.reason
+    assert service.loads.count(cards[0].source) == 2, "not in the lane's turn, in which others would wait for it"
+    tokenizers.close()
+
+
+def test_shared__file_without_the_type_of_its_model__is_read(tmp_path: Path) -> None:
+    """As tokenizers wrote them before 0.9, and reads them still."""
+    file = write_byte_tokenizer(tmp_path) / "tokenizer.json"
+    state = json.loads(file.read_text())
+    del state["model"]["type"]
+    file.write_text(json.dumps(state))
+
+    shared = SharedTokenizers().of(file)
+
+    assert shared.backend.encode("hi").ids == [104, 105]
+    assert not shared.is_qwen2
