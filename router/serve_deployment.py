@@ -160,8 +160,17 @@ class GatewayIngress:
         own = await self.own_metrics(openmetrics)
         told = {own.gateway: own} | {a.gateway: a for a in answers if isinstance(a, OwnMetrics)}
         by_gateway = {gateway: each.text for gateway, each in told.items()}
+        if any(isinstance(answer, RayTaskError) for answer in answers):
+            by_gateway = {**await self._told_by_earlier_release(openmetrics), **by_gateway}
         fleet = await self._fleet_text(newest_view(own, told.values()), openmetrics)
         return await asyncio.to_thread(merged_exposition, by_gateway, fleet)
+
+    async def _told_by_earlier_release(self, openmetrics: bool) -> Mapping[str, bytes]:
+        """In a rolling upgrade; these tell of the fleet as well."""
+        with contextlib.suppress(RayError, RayServeException, TimeoutError):
+            answers = await self._of_all_gateways("exposition", openmetrics)
+            return dict(answer for answer in answers if isinstance(answer, tuple))
+        return {}
 
     async def _fleet_text(self, gateway: str, openmetrics: bool) -> bytes:
         with contextlib.suppress(RayError, RayServeException, TimeoutError):

@@ -8,8 +8,9 @@ import pytest
 from fake_unit import fleet_view
 from fleet_values import model_load, unit
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from router.serve_deployment import GatewayIngress
@@ -22,6 +23,7 @@ class Siblings:
 
     def __init__(self, replicas: list) -> None:
         self.replicas, self.dead, self.fails = replicas, [], False
+        self.of_earlier_release = []
 
     def broadcast(self, method, *args):
         self.asked = method, args
@@ -32,7 +34,14 @@ class Siblings:
         if self.fails:
             raise RayServeException("nobody")
         method, args = self.asked
-        return [RayActorError() if r in self.dead else await getattr(r, method)(*args) for r in self.replicas]
+        return [await self._answer(r, method, *args) for r in self.replicas]
+
+    async def _answer(self, replica, method, *args):
+        if replica in self.dead:
+            return RayActorError()
+        if replica in self.of_earlier_release and method != "exposition":
+            return RayTaskError(method, "", AttributeError(method))
+        return await getattr(replica, method)(*args)
 
 
 @pytest.fixture
@@ -70,7 +79,8 @@ def tell_units(replica, *units: str, age_s: float = 1.0) -> None:
 async def scraped(client: httpx.AsyncClient, **headers: str) -> Mapping[str, Metric]:
     answer = await client.get("/metrics", headers=headers)
     assert answer.status_code == 200
-    families = list(text_string_to_metric_families(answer.text))
+    is_open = answer.headers["content-type"].startswith("application/openmetrics-text")
+    families = list((parsed_openmetrics if is_open else text_string_to_metric_families)(answer.text))
     names = [family.name for family in families]
     assert len(set(names)) == len(names), "a family stands once"
     return {family.name: family for family in families}
@@ -110,3 +120,14 @@ async def test_scrape__other_gateway_does_not_answer__has_the_rest(gateways, fau
 
     assert set(labels(found["muxfleet_answers"], "gateway")) == {"g0"}
     assert labels(found["muxfleet_unit_report_age_seconds"], "unit") == ["u1"]
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+async def test_scrape__sibling_of_an_earlier_release__has_what_it_counts(gateways, accept: str) -> None:
+    siblings, client = gateways
+    siblings.of_earlier_release = [siblings.replicas[1]]
+
+    found = await scraped(client, accept=accept)
+
+    assert set(labels(found["muxfleet_answers"], "gateway")) == {"g0", "g1"}
+    assert labels(found["muxfleet_unit_report_age_seconds"], "unit") == ["u1"], "once, as this gateway knows it"
