@@ -365,14 +365,17 @@ class GatewayIngress:
         events = gateway.events.fetch()
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S + wait_s):
-                asked = (await self._control_loop()).told_news.remote(report, events, known, wait_s)
-                news = read_news(await asked)
+                body: bytes = await (await self._control_loop()).told_news.remote(report, events, known, wait_s)
         except BaseException as error:
             gateway.events.give_back(events)
             # A control loop of another release may fail over it: the next question is one that all understand.
             self._waits_for_news = not isinstance(error, RayTaskError)
             raise
-        return news
+        try:
+            return read_news(body)
+        except msgspec.DecodeError:  # or writes it otherwise; it has the events
+            self._waits_for_news = False
+            raise
 
     async def _control_loop(self) -> DeploymentHandle[Any]:
         if self._controller is None:  # asks Serve and waits for its answer, which must not stop the event loop

@@ -64,7 +64,7 @@ class QuestionForNews:
                 await asyncio.sleep(wait_s)
             finally:
                 control.waiting -= 1
-        return write_news(FleetNews(view=view, version=(1,)))
+        return b"\x80" if control.writes_otherwise else write_news(FleetNews(view=view, version=(1,)))
 
 
 class ControlLoop:
@@ -77,7 +77,7 @@ class ControlLoop:
         self.decisions = Decisions()
         self.events = []
         self.refuses = []
-        self.is_old = self.holds = False
+        self.is_old = self.holds = self.writes_otherwise = False
         self.waits = []
         self.waiting = 0
         self.fleet_view = PlainQuestion(self)
@@ -257,6 +257,20 @@ async def test_view__control_loop_of_a_release_without_news__is_asked_as_before(
         await until_ready(http)
         asked = control.asked
         await eventually(lambda: control.asked > asked + 3)
+
+
+async def test_view__control_loop_writes_news_otherwise__is_asked_as_before(replica, tokenizer_folder) -> None:
+    ingress, control, http = replica
+    control.writes_otherwise = True
+    async with FakeUnit() as unit:
+        control.view = fleet_view(unit, source=tokenizer_folder)
+        await until_ready(http)
+        ingress._gateway.events.moved(model="m", unit="u", request_id="r", reason="gone")
+        await eventually(lambda: control.events)
+        asked = control.asked
+        await eventually(lambda: control.asked > asked + 3)
+
+    assert [e.request_id for e in control.events] == ["r"], "it has read them"
 
 
 async def test_check_health__new_replica__passes_with_the_first_view_and_stays_without_a_control_loop(replica) -> None:
