@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 2.0
 _RETRY_S = 60.0  # where there is no stream: heartbeats go by Serve's calls meanwhile
+_NEXT_LEADER_RETRY_S = 2.0  # where Serve still names the control loop that another follows on
 _NOT_SPOKEN = (StreamRefused, FrameTooLarge, msgspec.DecodeError)
 
 
@@ -78,8 +79,9 @@ class ControlLink:
         handle = await self._serve_handle()
         try:
             address: ControlAddress = await handle.lease_stream.remote()
-        except RayTaskError:  # a control loop of an earlier release
-            self._no_stream_until_s = time.monotonic() + _RETRY_S
+        except RayTaskError as error:  # the cause's class, too: else a control loop of an earlier release
+            is_followed = isinstance(error, ConnectionRefusedError)
+            self._no_stream_until_s = time.monotonic() + (_NEXT_LEADER_RETRY_S if is_followed else _RETRY_S)
             return None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):

@@ -76,20 +76,35 @@ class Called:
 
 
 class ServeHandle:
-    """Serve's, of a control loop that listens at `address`; None: of an earlier release."""
+    """Serve's, of a control loop that listens at `address`; None: of an earlier release. One that is `taken_over` heard
+    of the next before Serve did.
+    """
 
     def __init__(self, answers: Answers, address: ControlAddress | None) -> None:
-        self.answers, self.address, self.asked = answers, address, 0
+        self.answers, self.address, self.asked, self.taken_over = answers, address, 0, False
         self.lease_stream, self.heartbeat = Called(self._lease_stream), Called(self._heartbeat)
 
     async def _lease_stream(self) -> ControlAddress:
         self.asked += 1
+        if self.taken_over:
+            error: RayTaskError = RayTaskError("lease_stream", "", await refused_by_taken_over())
+            raise error.as_instanceof_cause()
         if self.address is None:
             raise RayTaskError("lease_stream", "", AttributeError())
         return self.address
 
     async def _heartbeat(self, report: UnitReport) -> Lease:
         return self.answers(report)
+
+
+async def refused_by_taken_over() -> Exception:
+    server = LeaseServer(TOKEN, Answers(), lambda: "127.0.0.1")
+    server.close()
+    try:
+        await server.address()
+    except OSError as error:
+        return error
+    raise AssertionError("a closed server gave its address")
 
 
 async def listening(answers: Answers, token: str = TOKEN) -> ControlAddress:
@@ -192,6 +207,26 @@ async def test_link__control_loop_that_another_follows_on__sends_its_units_there
     assert second.heard
     with pytest.raises(OSError, match="another control loop leads"):
         await before.lease_stream()
+
+
+async def test_link__next_control_loop_that_serve_does_not_name_yet__gets_a_stream_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a node that is drained Serve starts the next one first, and names the one before until it is ready."""
+    now_s = 1000.0
+    monkeypatch.setattr(control_link.time, "monotonic", lambda: now_s)
+    before, after = Answers(1), Answers(5)
+    link, handle = await linked(before, monkeypatch, None)
+    handle.taken_over = True
+
+    for _ in range(3):
+        assert await link.heartbeat(a_report()) == lease_of(1)
+    assert handle.asked == 1  # not with each
+
+    now_s += 5.0
+    handle.taken_over, handle.address = False, await listening(after)
+    assert await link.heartbeat(a_report()) == lease_of(5)
+    assert handle.asked == 2
 
 
 async def test_link__heartbeat_that_took_too_long__begins_a_new_stream(monkeypatch: pytest.MonkeyPatch) -> None:
