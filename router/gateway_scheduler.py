@@ -60,8 +60,11 @@ class GatewayScheduler:
         self.admission.on_view(now_s)
 
     def set_unreachable(self, unit_ids: Set[str]) -> None:
-        """Units that connections to failed a moment ago are left out until they can be tried again."""
-        self._router.set_unreachable(unit_ids)
+        """Units that connections to failed a moment ago are left out until they can be tried again. Then `pump` finds
+        what waits for them.
+        """
+        if self._router.set_unreachable(unit_ids):
+            self.admission.units_are_back()
 
     # ---- admission ----
 

@@ -172,6 +172,10 @@ class Admission:
             if self._router.is_ready(model):
                 self.wakes.ready(model, now_s)
 
+    def units_are_back(self) -> None:
+        """Units that could not be reached can be tried again, and so can everybody."""
+        self.queues.units_are_back()
+
     def withdraw(self, request_id: str) -> bool:
         """The client left; False if the ask does not wait (any more)."""
         request = self._waiting.pop(request_id, None)

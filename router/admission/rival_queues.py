@@ -93,6 +93,10 @@ class RivalQueue:
         """A unit of this model is."""
         self._blocked.unit_is_free_sooner(model)
 
+    def units_are_back(self) -> None:
+        """Everybody may be tried again."""
+        self._blocked.all_has_changed()
+
     def on_view(self, *, asked_since_s: float) -> None:
         """Everybody may be tried again. Tenants that asked before then are forgotten."""
         self._blocked.all_has_changed()
@@ -154,6 +158,10 @@ class RivalQueues:
         self._regroup([*rivals])
         for queue in self._all():
             queue.on_view(asked_since_s=asked_since_s)
+
+    def units_are_back(self) -> None:
+        for queue in self._all():
+            queue.units_are_back()
 
     def keep_models(self, models: Set[str]) -> None:
         """Forgets models that have left the fleet, once nothing of them waits."""

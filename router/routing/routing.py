@@ -218,9 +218,12 @@ class UnitRouter:
         self._own.rebase(self._table)
         self._prefixes.forget_units_but(self._table.row)
 
-    def set_unreachable(self, unit_ids: Set[str]) -> None:
-        """Units that connections to failed a moment ago are left out until they can be tried again."""
-        self._unreachable = unit_ids
+    def set_unreachable(self, unit_ids: Set[str]) -> bool:
+        """Units that connections to failed a moment ago are left out until they can be tried again. True if some can be
+        by now.
+        """
+        before, self._unreachable = self._unreachable, unit_ids
+        return not before <= unit_ids
 
     def is_ready(self, model: str) -> bool:
         return model in self._table.by_model

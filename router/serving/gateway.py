@@ -122,7 +122,7 @@ class Gateway:
         self.absence.update()
         self.metrics.start_models(card.model for card in view.models)
         self._pool.update(view)
-        self.note_unreachable()
+        self._leave_out_unreachable()
         self.scheduler.update_view(view, now_s)
         self._room.refuse(lambda request: too_long(request, self.view.max_model_len(request.model)))
         self._room.pump()
@@ -131,6 +131,10 @@ class Gateway:
 
     def note_unreachable(self) -> None:
         """Keeps requests from units that this gateway does not reach now, or again lets them go there."""
+        self._leave_out_unreachable()
+        self._room.pump()
+
+    def _leave_out_unreachable(self) -> None:
         unreachable = self._pool.unreachable()
         units = self.view.current.units
         self.scheduler.set_unreachable(frozenset(u.report.unit_id for u in units if u.report.endpoint in unreachable))

@@ -76,3 +76,22 @@ async def test_close__client_has_left__is_no_error(serve) -> None:
         waiting.cancel()
         served.gateway._room.close()
         await eventually(lambda: is_idle(served.gateway.scheduler))
+
+
+async def test_waiting__unit_can_be_reached_again__is_answered_without_another_view(
+    serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, unit = await waits_for_its_turn(serve)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        waiting = asyncio.create_task(http.post("/v1/completions", json={"model": MODEL, "prompt": "x"}))
+        await until_queued(served, 1)
+        monkeypatch.setattr(served.gateway._pool, "unreachable", lambda: frozenset({unit.endpoint}))
+        served.gateway.note_unreachable()
+        await asyncio.sleep(0)
+        assert len(served.gateway.scheduler.admission.waiting()) == 1
+        monkeypatch.setattr(served.gateway._pool, "unreachable", frozenset)
+        served.gateway.note_unreachable()
+        async with asyncio.timeout(10):
+            reply = await waiting
+
+    assert reply.status_code == 200
