@@ -83,6 +83,10 @@ class ControlLoop:
         self._looked_s = started_s
         self._ticked_s = float("-inf")
 
+    def open_to_units(self, now_s: float) -> None:
+        """Lets what a fresh control loop waits for units count from now on: nobody could reach it before."""
+        self._started_s = now_s
+
     def take_over(self, state: ControlState) -> None:
         """Goes on where the control loop before ended, before anything is heard; its times are on this one's clock."""
         self._succession.take_over(state)

@@ -125,7 +125,7 @@ class Controller:
         self._seasons = await asyncio.to_thread(readable_seasons, config.pools or {}, config.models)
         self._config = config
         await self._follow_state(config)
-        if not self._following:
+        if is_first := not self._following:
             await asyncio.to_thread(self._leadership.take)
             watching = tell_of_silence(self._check_serve_answers, self._recorder.record)
             follow = (self._follow_nodes(), self._scale_pools(), self._follow_leadership(), watching)
@@ -133,6 +133,8 @@ class Controller:
         self._shapes.follow(config.models, config.dtype)
         self._apply()
         await self._shapes.read_quickly()
+        if is_first:
+            self._loop.open_to_units(time.monotonic())
 
     async def check_health(self) -> None:
         """Runs on the loop that hears units and gateways: Serve replaces a control loop on which it does not return.

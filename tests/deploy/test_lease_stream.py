@@ -361,3 +361,20 @@ async def test_server__closed_while_a_unit_connects__hears_nothing_of_it(is_know
     assert not answers.heard
     assert not server._open
     theirs.close()
+
+
+async def test_controller__start_that_took_long__waits_for_units_before_it_tells_gateways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway that asks first would else be told of a fleet without units."""
+    ahead_s, clock = 0.0, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + ahead_s)
+    fresh = Controller(token=TOKEN, leadership=TakenLeadership(), going_nodes=frozenset)
+    ahead_s = 60.0
+    await fresh.reconfigure({"models": [], "policy": "mux", "expected_units": {"p": 1}})
+
+    asking = asyncio.create_task(fresh.fleet_view())
+    await asyncio.sleep(0.01)
+    await fresh.heartbeat(a_report())
+
+    assert [unit.report.unit_id for unit in (await asking).units] == ["u"]
