@@ -157,8 +157,9 @@ class GatewayIngress:
         except (RayError, RayServeException, TimeoutError) as error:
             logger.warning("the gateways do not tell their metrics", extra={"reason": repr(error)})
             answers = ()
-        own = await self.own_metrics(openmetrics)
-        told = {own.gateway: own} | {a.gateway: a for a in answers if isinstance(a, OwnMetrics)}
+        told = {a.gateway: a for a in answers if isinstance(a, OwnMetrics)}
+        own = told.get(self._replica_id()) or await self.own_metrics(openmetrics)
+        told[own.gateway] = own
         by_gateway = {gateway: each.text for gateway, each in told.items()}
         if any(isinstance(answer, RayTaskError) for answer in answers):
             by_gateway = {**await self._told_by_earlier_release(openmetrics), **by_gateway}

@@ -1,7 +1,8 @@
 """A scrape reaches one gateway, which answers for all."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 
 import httpx
 import pytest
@@ -131,3 +132,20 @@ async def test_scrape__sibling_of_an_earlier_release__has_what_it_counts(gateway
 
     assert set(labels(found["muxfleet_answers"], "gateway")) == {"g0", "g1"}
     assert labels(found["muxfleet_unit_report_age_seconds"], "unit") == ["u1"], "once, as this gateway knows it"
+
+
+async def test_scrape__of_two_gateways__each_writes_what_it_counts_once(gateways, monkeypatch) -> None:
+    siblings, client = gateways
+    written: list[str] = []
+
+    def counting(gateway: str, write: Callable[..., bytes], *, openmetrics: bool) -> bytes:
+        written.append(gateway)
+        return write(openmetrics=openmetrics)
+
+    for replica in siblings.replicas:
+        metrics = replica._gateway.metrics
+        monkeypatch.setattr(metrics, "own_text", partial(counting, replica._replica_id(), metrics.own_text))
+
+    await scraped(client)
+
+    assert sorted(written) == ["g0", "g1"]
