@@ -34,6 +34,7 @@ from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import SamplingParams
 from pdmux_actor.models.operators import TorchOperators
+from pdmux_actor.models.uploads import copy_in_place
 from pdmux_actor.scheduling.launch import Lane
 from pdmux_actor.scheduling.sequence import TokenSequence
 from placement.launch_limits import LaunchLimits
@@ -79,6 +80,9 @@ class HostLanes:
 
     def copying(self) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        copy_in_place(target, source)
 
     def pin(self, memory: torch.Tensor) -> None:
         pass
