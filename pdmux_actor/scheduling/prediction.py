@@ -74,7 +74,7 @@ class LatencyPredictor:
         self._modelled_prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
         self._prefill_outlooks: dict[tuple[str, str, tuple[ChunkShape, ...]], PrefillOutlook] = {}
         self._reads = ReadsByModel()
-        self._spreads: dict[tuple[str, str], deque[float]] = {}  # by model and phase: measured / expected of the last
+        self._spreads: dict[str, deque[float]] = {}  # by model: measured / expected of its last fused steps
         self._outlooks: dict[str, DecodeOutlook] = {}  # by model; until its batch changes or a launch of it teaches
 
     def prefill_s(
@@ -159,20 +159,7 @@ class LatencyPredictor:
 
     def mixed_spread(self, model: str) -> float:
         """Returns how many times what is expected of a fused step it takes at worst: its prediction is a mean."""
-        return self._spread(model, MIXED)
-
-    def prefill_spread(self, model: str) -> float:
-        """Returns the same of a prefill with nothing beside it."""
-        return self._spread(model, PREFILL)
-
-    def _spread(self, model: str, phase: str) -> float:
-        return max(STEADY_SPREAD, worst_of(self._spreads.get((model, phase), ()), STEADY_SPREAD))
-
-    def _note_spread(self, model: str, phase: str, sms: int, size: int, ratio: float) -> None:
-        """Before the factor learns of this launch."""
-        if self._scales.is_settled(model, phase, sms, size):
-            spread = self._spreads.setdefault((model, phase), deque(maxlen=WINDOW))
-            spread.append(ratio / self._scale(model, phase, sms, size))
+        return max(STEADY_SPREAD, worst_of(self._spreads.get(model, ()), STEADY_SPREAD))
 
     def _modelled_prefill_s(self, model: str, spec: ModelSpec, shapes: tuple[ChunkShape, ...], sms: int) -> float:
         modelled_s = self._modelled_prefills.get((model, sms, shapes))
@@ -284,11 +271,12 @@ class LatencyPredictor:
                 self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))
                 self.measured.note(model, StepPhase.DECODE_BESIDE, sms, flight.modelled_s, measured_s)
             case MixedStep():
-                self._note_spread(model, MIXED, sms, size, ratio)
+                if self._scales.is_settled(model, MIXED, sms, size):
+                    spread = self._spreads.setdefault(model, deque(maxlen=WINDOW))
+                    spread.append(ratio / self._scale(model, MIXED, sms, size))
                 self._scales.observe(model, MIXED, sms, size, ratio)
                 self.measured.note(model, StepPhase.MIXED, sms, flight.modelled_s, measured_s)
             case PrefillSlice() if company <= _ALONE:
-                self._note_spread(model, PREFILL, sms, size, ratio)
                 self._scales.observe(model, PREFILL, sms, size, ratio)
                 self.measured.note(model, StepPhase.PREFILL, sms, flight.modelled_s, measured_s)
             case PrefillSlice() if company >= _IN_COMPANY:
@@ -302,8 +290,7 @@ class LatencyPredictor:
         self.measured.forget(model)
         self._outlooks.pop(model, None)
         self._reads.forget(model)
-        for phase in (MIXED, PREFILL):
-            self._spreads.pop((model, phase), None)
+        self._spreads.pop(model, None)
         self._forget_prefills()
 
     def _scale(self, model: str, phase: str, sms: int, size: int) -> float:

@@ -94,8 +94,6 @@ class Mux:
             return self._lanes.alternate(state, prefilling, decoding, now_s)
         self._decode_load.note_step(way.gap_s)
         self._room.note_gap(way.least_gap_s, decode_cycle_s(state, decoding, state.total_sms))
-        if way.slice_layers is not None:
-            return self._lanes.alternate(state, prefilling, decoding, now_s, layers=way.slice_layers)
         if way.fused_tokens is not None:
             return self._fuse(state, prefilling, way.fused_tokens, now_s)
         return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)

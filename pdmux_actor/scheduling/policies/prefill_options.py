@@ -41,7 +41,6 @@ from pdmux_actor.scheduling.queues import ModelQueue
 
 BEARABLE_UTILISATION = 0.9
 _LATE_GAPS_COUNT = 0.5
-_ALL = 1 - 1e-9  # of the targets, but for rounding
 _CHOICES = 8  # shares; the delay is flat around its minimum
 
 
@@ -52,35 +51,27 @@ def request_value(served: float, met: float) -> float:
 
 class PrefillOption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`gap_s` is that of running sequences meanwhile, `least_gap_s` the least of all ways with which prefill keeps up,
-    or of all where it cannot; `fused_tokens` are those of a fused step, `slice_layers` the layers between two
-    decode steps of lanes that take the device in turn. Neither: both lanes side by side.
+    or of all where it cannot; `fused_tokens` None: both lanes side by side.
     """
 
     decode_sms: int
     gap_s: float
     least_gap_s: float
     fused_tokens: int | None = None
-    slice_layers: int | None = None
 
 
 class _Rated(msgspec.Struct, frozen=True, gc=False):
     value: float
-    met: float
     in_time: int
     delay_s: float
     gap_s: float
     decode_sms: int
     fused_tokens: int | None
     keeps_up: bool
-    slice_layers: int | None = None
 
     @property
     def rank(self) -> tuple[float, int, float]:
         return (-round(self.value, 6), -self.in_time, self.delay_s)
-
-    def mends(self, other: "_Rated") -> bool:
-        """Returns whether all targets are met that way and not the other, and no first token is late for that."""
-        return other.met < _ALL <= self.met and self.rank[0] < other.rank[0] and self.in_time >= other.in_time
 
 
 def worst_by_share(state: UnitState, cycle: DecodeCycle) -> Mapping[int, float]:
@@ -130,15 +121,9 @@ class PrefillOptions:
         if not rated:
             return None
         way = min(rated, key=lambda way: way.rank)
-        if way.met < _ALL and (in_turn := self._in_turn(delays)) is not None and in_turn.mends(way):
-            way = in_turn
         least_gap_s = min([o.gap_s for o in rated if o.keeps_up] or [o.gap_s for o in rated])
         return PrefillOption(
-            decode_sms=way.decode_sms,
-            gap_s=way.gap_s,
-            least_gap_s=least_gap_s,
-            fused_tokens=way.fused_tokens,
-            slice_layers=way.slice_layers,
+            decode_sms=way.decode_sms, gap_s=way.gap_s, least_gap_s=least_gap_s, fused_tokens=way.fused_tokens
         )
 
     def _shares(self) -> Sequence[int]:
@@ -154,10 +139,8 @@ class PrefillOptions:
 
     def _beside(self, share: int, delays: Delays) -> _Rated:
         stretch = self._prompt_s(self._state.total_sms - share) / self._whole_s
-        met = self._targets.share_met(self._worst_s[share])
         return _Rated(
-            self._value(self._worst_s[share], stretch, met),
-            met,
+            self._value(self._worst_s[share], stretch, self._targets.share_met(self._worst_s[share])),
             self._in_time(stretch),
             delays.beside_s(share),
             self._worst_s[share],
@@ -179,7 +162,6 @@ class PrefillOptions:
             ) / 2
             yield _Rated(
                 self._value(step.gap_s * STEADY_SPREAD, stretch, met),
-                met,
                 self._in_time(stretch),
                 delays.fused_s(step),
                 step.gap_s,
@@ -187,35 +169,6 @@ class PrefillOptions:
                 step.tokens,
                 self._keeps_up(stretch),
             )
-
-    def _in_turn(self, delays: Delays) -> _Rated | None:
-        """As many layers between two decode steps, each on the whole device, as the tightest target bears; at least
-        one.
-        """
-        state, models = self._state, len(self._decoding)
-        if not may_take_turns(state):
-            return None
-        spread = state.predictor.prefill_spread(self._prefilling)
-        steps_s = self._cycle.alone_s(state.total_sms)
-        spec = state.queues[self._prefilling].info.spec
-        whole_s = state.predictor.prefill_s(self._prefilling, spec, self._shapes, state.total_sms, beside_decode=False)
-        layer_s = whole_s / spec.num_layers
-        room_s = SAFE_SHARE * min(self._targets.weightiest()) / spread - steps_s
-        layers = max(1, min(spec.num_layers, int(room_s / (models * layer_s)))) if layer_s > 0 else 1
-        gap_s = steps_s + models * layers * layer_s
-        stretch = gap_s / (models * layers) * spec.num_layers / self._whole_s
-        met = (self._targets.share_met(gap_s * STEADY_SPREAD) + self._targets.share_met(gap_s * spread)) / 2
-        return _Rated(
-            self._value(gap_s * STEADY_SPREAD, stretch, met),
-            met,
-            self._in_time(stretch),
-            delays.in_turn_s(stretch * self._whole_s, whole_s),
-            gap_s,
-            state.total_sms,
-            None,
-            self._keeps_up(stretch),
-            layers,
-        )
 
     def _value(self, gap_s: float, stretch: float, met: float) -> float:
         """V: prompts take `stretch` times as long as on the whole device; `met` is F."""
@@ -235,14 +188,9 @@ class PrefillOptions:
         return in_time
 
 
-def may_take_turns(state: UnitState) -> bool:
-    """Returns whether the lanes could begin to now: what decodes waits for no slice that is under way."""
-    return state.settings.layer_slicing and not state.prefill_lane.busy
-
-
 class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
     """`way` in which the prefill batch `batch` is taken beside `decoding`, while `num_waiting` prompts waited. Steps of
-    all models were to take `steps_s` on its share beside the batch, at worst. `of_all`: of all ways that there are.
+    all models were to take `steps_s` on its share beside the batch, at worst.
     """
 
     way: PrefillOption
@@ -250,7 +198,6 @@ class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
     batches: DecodeBatches
     num_waiting: int
     steps_s: float
-    of_all: bool
 
     @classmethod
     def of(cls, way: PrefillOption, state: UnitState, decoding: Sequence[ModelQueue]) -> "WayOfBatch | None":
@@ -263,13 +210,10 @@ class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
             batches=DecodeBatches.of(decoding),
             num_waiting=state.num_prompts,
             steps_s=steps_s(state.predictor.decode_outlooks(decoding), way.decode_sms, batch.shapes),
-            of_all=may_take_turns(state),
         )
 
     def holds(self, state: UnitState, decoding: Sequence[ModelQueue]) -> bool:
         if self.batch is not state.batch or self.num_waiting != state.num_prompts or not self.batches.are_of(decoding):
-            return False
-        if not self.of_all and may_take_turns(state):
             return False
         outlooks = state.predictor.decode_outlooks(decoding)
         return is_near(steps_s(outlooks, self.way.decode_sms, self.batch.shapes), self.steps_s)

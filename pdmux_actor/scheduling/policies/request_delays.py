@@ -156,10 +156,6 @@ class Delays:
         """Predicts the fused steps, by prompt that the step completes."""
         return self._in_all_s(step.step_s / step.prompts, max(0.0, step.step_s - self._own_s) / step.prompts)
 
-    def in_turn_s(self, prompt_s: float, slices_s: float) -> float:
-        """Slices on the whole device between decode steps take `slices_s` of the prompt's `prompt_s`."""
-        return self._in_all_s(prompt_s, slices_s)
-
     def _in_all_s(self, prompt_s: float, lost_s: float) -> float:
         """The prompt takes `prompt_s`, and every running sequence loses `lost_s`."""
         idle = max(_LEAST_IDLE, 1 - self._load_per_s * prompt_s)

@@ -130,40 +130,25 @@ class SideBySide:
         return (*self.decode(state, decoding, decode_sms, now_s), *self._start(state, planned, now_s))
 
     def alternate(
-        self,
-        state: UnitState,
-        prefilling: str,
-        decoding: Sequence[ModelQueue],
-        now_s: float,
-        *,
-        layers: int | None = None,
+        self, state: UnitState, prefilling: str, decoding: Sequence[ModelQueue], now_s: float
     ) -> Sequence[Action]:
-        """The lanes take turns, each with the whole device: a single SM cannot be shared in space. A slice takes about
-        as long as decode, or has `layers`.
-        """
+        """A single SM cannot be shared in space, so the lanes take turns."""
         if not state.idle:
             return ()
         if self._lane_turn.take(("decode", "prefill")) == "decode":
             return self.decode(state, decoding, state.total_sms, now_s)
         decode_s = decode_cycle_s(state, decoding, state.total_sms)
-        planned = self._next_slice(state, prefilling, state.total_sms, decode_s, now_s, layers=layers)
-        return self._start(state, planned, now_s)
+        return self._start(state, self._next_slice(state, prefilling, state.total_sms, decode_s, now_s), now_s)
 
-    def _next_slice(
-        self, state: UnitState, model: str, sms: int, slice_s: float, now_s: float, *, layers: int | None = None
-    ) -> _Slice:
-        """N_PL layers, a slice of about `slice_s`, or `layers`. Of an urgent prompt instead, if it may preempt the
-        batch.
-        """
+    def _next_slice(self, state: UnitState, model: str, sms: int, slice_s: float, now_s: float) -> _Slice:
+        """N_PL layers: a slice of about `slice_s`. Of an urgent prompt instead, if it may preempt the batch."""
         any_prompt = state.settings.any_prompt_preempts and not self._paced
         urgent = preempting_prompt(state, now_s, sms, any_prompt=any_prompt)
         batch = None if urgent is not None else state.batch
         model = urgent.model if urgent is not None else model
         queue = state.queues[model]
         num_layers = queue.info.spec.num_layers
-        prompts = None
-        if self._paced and batch is None:
-            prompts = prompts_worth_batching(state, model, sms) if layers is None else 1  # they were counted for one
+        prompts = prompts_worth_batching(state, model, sms) if self._paced and batch is None else None
         if urgent is not None and urgent.sequence is not head_sequence(queue):
             queue.set_precedence(urgent.sequence, Precedence.FIRST)
             state.forget_heads()
@@ -171,12 +156,10 @@ class SideBySide:
         shapes = batch.shapes if batch is not None else _next_shapes(state, model)[:prompts]
         whole_s = whole_prefill_s(state, model, shapes, sms)
         left = num_layers if batch is None else batch.layers_left
-        if not state.settings.layer_slicing:
-            layers = left
-        elif layers is None or urgent is not None:
+        layers = left
+        if state.settings.layer_slicing:
             in_slice = layers_within if self._paced else layers_per_slice
-            layers = in_slice(slice_s, whole_s, num_layers)
-        layers = min(left, layers)
+            layers = min(left, in_slice(slice_s, whole_s, num_layers))
         starts = StartPrefill(model, layers, sms, max_prompts=prompts)
         return _Slice(action=starts if batch is None else ContinuePrefill(layers, sms), shapes=shapes)
 
