@@ -252,7 +252,7 @@ def test_earlier_blocks__of_another_plan__are_refused(
 def test_machine_watch__system_that_takes_long_to_end_before_the_next_start__is_not_others_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now_s, machine_s, own_s = 0.0, 0.0, {1: 0.0}
+    now_s, machine_s, own_s = 0.0, 0.0, {1: (0.0, 0.0)}
     monkeypatch.setattr("peer_systems.machine_watch.time.monotonic", lambda: now_s)
     monkeypatch.setattr("peer_systems.machine_watch._busy_s", lambda: machine_s)
     monkeypatch.setattr("peer_systems.machine_watch.marked_cpu_s", lambda: own_s)
@@ -260,7 +260,24 @@ def test_machine_watch__system_that_takes_long_to_end_before_the_next_start__is_
     watch.begin()
     for others_s in (0.1, 2.0):
         watch.starting()
-        now_s, machine_s, own_s = now_s + 20.0, machine_s + 8.0 + others_s, {1: 8.0}
+        now_s, machine_s, own_s = now_s + 20.0, machine_s + 8.0 + others_s, {1: (6.0, 2.0)}
         watch.stopping()
         now_s, machine_s, own_s = now_s + 10.0, machine_s + 9.0, {}  # what it takes to end
     assert watch.cores() == pytest.approx(0.1)  # of the second: 2 s in 20
+
+
+def test_machine_watch__process_that_ended_and_nobody_waited_for__is_not_others_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As idle workers of Ray's. What its parent waited for counts once."""
+    own_s: dict[int, tuple[float, float]] = {}
+    monkeypatch.setattr("peer_systems.machine_watch.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("peer_systems.machine_watch._busy_s", lambda: machine_s)
+    monkeypatch.setattr("peer_systems.machine_watch.marked_cpu_s", lambda: own_s)
+    watch, now_s, machine_s = MachineWatch(), 0.0, 0.0
+    watch.starting()
+    own_s = {1: (4.0, 0.0), 2: (3.0, 0.0), 3: (2.0, 0.0)}
+    watch.look()
+    now_s, machine_s, own_s = 20.0, 11.0, {1: (5.0, 2.0)}  # 3 was waited for by 1, 2 by nobody
+    watch.stopping()
+    assert watch.cores() == pytest.approx(0.05)  # 11 s, of which 10 are known

@@ -65,15 +65,16 @@ def serving(servings: Sequence[Serving], log: Path, watch: ServingWatch) -> Iter
             _stop(process)
 
 
-def marked_cpu_s() -> dict[int, float]:
-    """CPU seconds so far of each process that a block started, and of its children that ended, by process id. Processes
-    that left its session are among them, and so are those whose title has overwritten their environment, as vLLM's.
+def marked_cpu_s() -> dict[int, tuple[float, float]]:
+    """CPU seconds so far of each process that a block started, and of its children that ended and that it waited for,
+    by process id. Processes that left its session are among them, and so are those whose title has overwritten their
+    environment, as vLLM's.
     """
     found = {}
     for process in {p for one in _marked() for p in (one, *_descendants(one))}:
         with contextlib.suppress(psutil.Error, OSError):
             times = process.cpu_times()
-            found[process.pid] = times.user + times.system + times.children_user + times.children_system
+            found[process.pid] = times.user + times.system, times.children_user + times.children_system
     return found
 
 
