@@ -1,7 +1,6 @@
 """Hears units' heartbeats on streams of their own and answers with leases: the control loop's end."""
 
 import asyncio
-import hmac
 import logging
 import socket
 from collections.abc import Callable
@@ -18,8 +17,17 @@ from pdmux_actor.serving.control_frames import (
     Leased,
     ToControl,
 )
-from pdmux_actor.serving.frames import FrameSplitter, FrameTooLarge, Hello, Refused, framed
-from pdmux_actor.serving.gateway_connection import HELLO_DEADLINE_S, MAX_HELLO_BYTES, ProtocolViolation
+from pdmux_actor.serving.frames import (
+    HELLO_DEADLINE_S,
+    MAX_HELLO_BYTES,
+    FrameSplitter,
+    FrameTooLarge,
+    Hello,
+    ProtocolViolation,
+    Refused,
+    check_hello,
+    framed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +142,7 @@ class LeaseConnection(asyncio.Protocol):
                 self._send(Leased(None if lease.version == report.lease_version else lease))
 
     def _greet(self, hello: Hello) -> None:
-        if hello.version != CONTROL_VERSION:
-            raise ProtocolViolation(f"protocol version {hello.version}, this control loop speaks {CONTROL_VERSION}")
-        if not hmac.compare_digest(self._token.encode(), hello.token.encode()):
-            raise ProtocolViolation("wrong stream token")
+        check_hello(hello, version=CONTROL_VERSION, token=self._token, speaker="this control loop")
         self._is_greeted = True
         self._splitter.max_frame_bytes = _MAX_REPORT_BYTES
         self._greeted()

@@ -15,6 +15,7 @@ for the rows of the prompt's KV that it lacks, one answer after the other.
 A unit that is sent what it cannot take answers Refused with the reason, at any time, and closes the connection.
 """
 
+import hmac
 import struct
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -29,6 +30,8 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
 INITIAL_CREDIT = 64
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+HELLO_DEADLINE_S = 5.0
+MAX_HELLO_BYTES = 4096
 LENGTH = struct.Struct(">I")
 
 
@@ -157,6 +160,22 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 ToUnit = Hello | Generate | Cancel | Credit | FetchKv | Ping
 FromUnit = Welcome | Refused | Delta | KvFetched | Ping
+
+
+class ProtocolViolation(Exception):
+    """The peer sent what it must not."""
+
+
+def check_hello(hello: Hello, *, version: int, token: str | None, speaker: str) -> None:
+    """Raises ProtocolViolation: it is of another version than `speaker` speaks, or its token is not `token`, of which
+    there may be none yet.
+    """
+    if hello.version != version:
+        raise ProtocolViolation(f"protocol version {hello.version}, {speaker} speaks {version}")
+    if token is None:
+        raise ProtocolViolation(f"{speaker} has no lease yet; try again")
+    if not hmac.compare_digest(token.encode(), hello.token.encode()):
+        raise ProtocolViolation("wrong stream token")
 
 
 class FrameTooLarge(ValueError):

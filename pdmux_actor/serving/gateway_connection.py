@@ -1,7 +1,6 @@
 """A gateway's connection, at the unit's end: framing, authentication, heartbeats, and which streams it opened."""
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -12,7 +11,9 @@ from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
 from pdmux_actor.serving.frames import (
     HEARTBEAT_S,
+    HELLO_DEADLINE_S,
     MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
     PROTOCOL_VERSION,
     SILENCE_S,
     Cancel,
@@ -26,17 +27,17 @@ from pdmux_actor.serving.frames import (
     Hello,
     KvFetched,
     Ping,
+    ProtocolViolation,
     Refused,
     ToUnit,
     Welcome,
+    check_hello,
     encode,
 )
 from pdmux_actor.serving.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
-HELLO_DEADLINE_S = 5.0
-MAX_HELLO_BYTES = 4096
 MAX_STREAMS = 4096
 _DECODER: msgspec.msgpack.Decoder[ToUnit] = msgspec.msgpack.Decoder(ToUnit)
 
@@ -66,10 +67,6 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_streams: int = MAX_STREAMS
     hello_deadline_s: float = HELLO_DEADLINE_S
     silence_s: float = SILENCE_S
-
-
-class ProtocolViolation(Exception):
-    """The peer sent what it must not."""
 
 
 class GatewayConnection(asyncio.Protocol):
@@ -165,13 +162,7 @@ class GatewayConnection(asyncio.Protocol):
     def _greet(self, hello: Hello) -> None:
         if self._welcomed:
             raise ProtocolViolation("a second Hello")
-        if hello.version != PROTOCOL_VERSION:
-            raise ProtocolViolation(f"protocol version {hello.version}, this unit speaks {PROTOCOL_VERSION}")
-        token = self._token()
-        if token is None:
-            raise ProtocolViolation("this unit has no lease yet; try again")
-        if not hmac.compare_digest(token.encode(), hello.token.encode()):
-            raise ProtocolViolation("wrong stream token")
+        check_hello(hello, version=PROTOCOL_VERSION, token=self._token(), speaker="this unit")
         self._welcomed = True
         self._splitter.max_frame_bytes = MAX_FRAME_BYTES
         self._queue(Welcome(self._settings.unit_id))
