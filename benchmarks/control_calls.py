@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import ray
-from controller_heartbeats import demand_report, report_of, write_config
+from fleets.told_reports import busy, demand_report, report_of, write_config
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from report.command import make_parser, print_table, write_report
@@ -29,7 +29,6 @@ from report.machine_facts import machine_facts
 from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT
 from deploy.serve.controller import Controller
 from pdmux_actor.lease import Lease, UnitReport
-from pdmux_actor.messages import LoadReport, ModelLoad
 from pdmux_actor.serving.control_link import ControlLink
 from router.fleet_news import read_news
 
@@ -40,31 +39,6 @@ _GATEWAYS = 8
 class MeasuredController(Controller):
     async def pid(self) -> int:
         return os.getpid()
-
-
-def busy(report: UnitReport) -> UnitReport:
-    loads = [
-        ModelLoad(
-            model=m.model,
-            running=20,
-            waiting=2,
-            used_blocks=3000,
-            quota_blocks=4000,
-            preemptions_total=1,
-            prompt_tokens_total=10**6,
-            output_tokens_total=10**5,
-            ttft_attainment=0.99,
-            tbt_attainment=0.995,
-            prefill_base_s=0.01,
-            prefill_s_per_token=1e-5,
-            decode_step_s=0.02,
-        )
-        for m in report.models
-    ]
-    load = LoadReport(
-        models=tuple(loads), total_blocks=10_000, free_blocks=4000, prefill_sms=32, decode_sms=100, steps_total=5
-    )
-    return replace(report, load=load)
 
 
 class PlayedUnits:

@@ -9,7 +9,6 @@ others count how long the thread waits for a core.
 """
 
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,67 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from fleets.told_reports import demand_report, report_of, write_config
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.planning.planner_process import PlannerProcess
 from deploy.serve.controller import Controller
-from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, UnitReport
-from router.admission.demand_report import DemandReport, ModelAsked
+from pdmux_actor.lease import Lease
 
-_GIB = 2**30
-_BLOCK_BYTES = 16 * 1024
-_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
 _REQUESTS_PER_S = 8.0
 _BEAT_S = 0.5
-
-
-def write_config(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-
-
-def report_of(unit: int, lease: Lease | None) -> UnitReport:
-    models = () if lease is None else lease.models
-    return UnitReport(
-        unit_id=f"u{unit:04}",
-        node=f"n{unit // 4}",
-        pool="p",
-        num_gpus=2,
-        endpoint="127.0.0.1:1",
-        memory_bytes=160 * _GIB,
-        block_bytes=_BLOCK_BYTES,
-        total_blocks=60 * _GIB // _BLOCK_BYTES,
-        lease_version=0 if lease is None else lease.version,
-        models=tuple(ModelStatus(model=m.model, phase=ModelPhase.READY, max_model_len=4096) for m in models),
-        device="A100-80G",
-    )
-
-
-def demand_report(models: int, asked: np.ndarray) -> DemandReport:
-    return DemandReport(
-        gateway_id="g",
-        models=tuple(
-            ModelAsked(
-                model=f"m{i:03}",
-                requests_total=int(asked[i]),
-                prompt_tokens_total=1400 * int(asked[i]),
-                output_tokens_total=200 * int(asked[i]),
-                waiting=0,
-            )
-            for i in range(models)
-        ),
-    )
 
 
 @dataclass(slots=True, eq=False)

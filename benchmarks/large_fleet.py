@@ -17,8 +17,7 @@ from typing import Any
 
 import httpx
 import uvloop
-from control_calls import busy
-from controller_heartbeats import report_of
+from fleets.told_reports import busy, report_of
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 

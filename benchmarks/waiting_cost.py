@@ -9,14 +9,13 @@ request that runs, with what is given away then; `view` is a new view of the fle
 10th to 90th percentile.
 """
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
-from router_cost import SLO, fleet_of, unit_of
+from router_cost import SLO, figures, fleet_of, unit_of
 
 from router.admission.admission import Admit
 from router.gateway_scheduler import GatewayScheduler
@@ -104,15 +103,6 @@ def cpu_s(action: Callable[[], None]) -> float:
     began = time.process_time()
     action()
     return time.process_time() - began
-
-
-def figures(seconds: Sequence[float], unit_s: float) -> dict[str, float]:
-    deciles = statistics.quantiles([s / unit_s for s in seconds], n=10)
-    return {
-        "median": round(statistics.median(seconds) / unit_s, 2),
-        "p10": round(deciles[0], 2),
-        "p90": round(deciles[-1], 2),
-    }
 
 
 def measure(models: int, together: bool, rounds: int) -> dict[str, Any]:
