@@ -99,7 +99,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Holds what became final since the previous Output of its `choice`. `num_tokens` are the tokens that it now
     reflects, of them `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told
     once, as the `prompt` is where its log-probabilities were asked for, and the `embedding`, float32, of a
-    generation that `embeds`. `stop` is the string that ended it, where one did.
+    generation that `embeds`. `stop` is the string that ended it, where one did. `unshown_tokens` came without a text:
+    special ones, and those that a later token makes a character of. They keep the pace, so whoever measures it counts
+    them; only the former are final.
     """
 
     text: str
@@ -113,5 +115,6 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_ids: tuple[int, ...] = ()
     prompt: tuple[PromptToken, ...] = ()
     embedding: bytes = b""
+    unshown_tokens: int = 0
     finish: FinishReason | None = None
     stop: str = ""

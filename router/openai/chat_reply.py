@@ -57,7 +57,7 @@ class ChatReply:
             events += self._encoder.choice(opening, usage, prompt_token_ids=self._prompt_token_ids)
         if output.reasoning and self._with_reasoning:
             events += self._encoder.choice(self._chunk(index, _reasoning(output.reasoning), None), usage)
-        if output.text or output.logprobs or (output.token_ids and self._prompt_token_ids is not None):
+        if output.text or self._tells_tokens(output):
             chunk = self._chunk(index, {"content": output.text}, None)
             if self._with_logprobs:
                 chunk["logprobs"] = chat_logprobs(output.logprobs)
@@ -78,6 +78,12 @@ class ChatReply:
         """Says whether its event has a text and nothing else, as most have."""
         told = output.finish is not None or output.reasoning or output.tool_calls or output.logprobs
         return bool(output.text) and not (told or self._with_logprobs or self._prompt_token_ids is not None)
+
+    def _tells_tokens(self, output: Output) -> bool:
+        """As vLLM and SGLang do, an event with an empty text says that tokens without one have come."""
+        if output.unshown_tokens and output.finish is None:
+            return True
+        return bool(output.logprobs or (output.token_ids and self._prompt_token_ids is not None))
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._encoder.usage(usage)

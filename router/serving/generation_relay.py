@@ -73,6 +73,7 @@ class _Progress:
             token_ids=token_ids,
             prompt=delta.prompt,
             embedding=delta.embedding,
+            unshown_tokens=0 if delta.text else len(delta.token_ids),
             finish=delta.finish,
             stop=delta.stop,
         )
@@ -205,7 +206,8 @@ class GenerationRelay:
             self._on_kv_moved(generation.model, delta.kv_moved)
         output = progress.take(delta)
         tells = output.text or output.num_tokens or output.prompt or output.finish is not None
-        return output if tells else None
+        keeps_pace = output.unshown_tokens and generation.shows_output and not unit.hands_over
+        return output if tells or keeps_pace else None
 
     def _raise_if_others_can(
         self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str], progress: _Progress

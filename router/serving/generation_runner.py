@@ -234,7 +234,7 @@ class GenerationRunner:
         choice: UnitChoice,
         admitted_s: float,
     ) -> None:
-        if not output.num_tokens and output.finish is None:
+        if not (output.num_tokens or output.unshown_tokens) and output.finish is None:
             return  # what is known of the prompt alone comes before the first token, and is none
         now_s = self._clock()
         told_tokens = output.num_tokens if generation.shows_output else 0

@@ -20,12 +20,14 @@ async def read_parts(
     outputs: AsyncGenerator[Output, None], reply: OpenedReply, *, streams: bool, max_calls: int | None
 ) -> AsyncGenerator[Output, None]:
     """Outputs with their parts apart. Of a reply that does not stream, all of it comes with the last one; calls beyond
-    `max_calls` are left out.
+    `max_calls` are left out. Tokens without a text are not told: nobody knows of which part they are.
     """
     held: list[Output] = []
     num_calls = 0
     async with aclosing(outputs) as coming:
         async for output in coming:
+            if output.unshown_tokens and not output.num_tokens and output.finish is None:
+                continue
             held.append(output)
             if not streams and output.finish is None:
                 yield replace(output, text="")
@@ -45,7 +47,7 @@ async def without_completion(outputs: AsyncGenerator[Output, None]) -> AsyncGene
     async with aclosing(outputs) as coming:
         async for output in coming:
             finish = None if output.finish is None else FinishReason.LENGTH
-            yield replace(output, text="", num_tokens=0, logprobs=(), token_ids=(), finish=finish)
+            yield replace(output, text="", num_tokens=0, logprobs=(), token_ids=(), unshown_tokens=0, finish=finish)
 
 
 def _merged(output: Output, parts: list[ReplyParts], num_tokens: list[int], max_calls: int | None) -> Output:
@@ -54,6 +56,7 @@ def _merged(output: Output, parts: list[ReplyParts], num_tokens: list[int], max_
         output,
         text="".join(part.text for part in parts),
         reasoning="".join(part.reasoning for part in parts),
+        unshown_tokens=0,
         tool_calls=tuple(ToolCall(call_id=_call_id(), name=call.name, arguments=call.arguments) for call in calls),
         reasoning_tokens=sum(tokens for part, tokens in zip(parts, num_tokens, strict=True) if part.is_reasoning),
     )
