@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from typing import cast
 
@@ -28,6 +27,7 @@ from pdmux_actor.serving.frames import (
     check_hello,
     framed,
 )
+from pdmux_actor.serving.tcp_timeouts import bound_silence
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +109,7 @@ class LeaseConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         if self._is_closed:  # before it was made
             return self.close()
-        connection: socket.socket = transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that lost its power says no goodbye
+        bound_silence(transport)
         late = f"no Hello in {HELLO_DEADLINE_S:g} s"
         self._hello_deadline = asyncio.get_running_loop().call_later(HELLO_DEADLINE_S, self._refuse, late)
 

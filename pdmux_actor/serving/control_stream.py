@@ -7,6 +7,7 @@ from pdmux_actor.errors import StreamRefused
 from pdmux_actor.lease import Lease, UnitReport
 from pdmux_actor.serving.control_frames import CONTROL_VERSION, ControlAddress, FromControl, Heartbeat
 from pdmux_actor.serving.frames import FrameReader, Hello, Refused, framed
+from pdmux_actor.serving.tcp_timeouts import bound_silence
 
 _READ_BYTES = 64 * 1024
 
@@ -26,6 +27,7 @@ class ControlStream:
         """Raises OSError."""
         host, _, port = address.endpoint.rpartition(":")
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))  # no deadline: the caller's
+        bound_silence(writer.transport)
         stream = cls(address.endpoint, reader, writer)
         writer.write(framed(Hello(version=CONTROL_VERSION, token=address.token)))
         return stream

@@ -34,6 +34,7 @@ from pdmux_actor.serving.frames import (
     check_hello,
     encode,
 )
+from pdmux_actor.serving.tcp_timeouts import PEER_LOST_S, bound_silence
 from pdmux_actor.serving.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        bound_silence(transport, lost_s=max(PEER_LOST_S, self._settings.silence_s))
         self._beat.start()
 
     def connection_lost(self, exc: Exception | None) -> None:

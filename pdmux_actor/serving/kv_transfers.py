@@ -28,6 +28,7 @@ from pdmux_actor.serving.frames import (
     Welcome,
     encode,
 )
+from pdmux_actor.serving.tcp_timeouts import bound_silence
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class KvSource:
         async with asyncio.timeout(STEP_S):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         try:
+            bound_silence(writer.transport)
             source = cls(endpoint, reader, writer)
             async with asyncio.timeout(STEP_S):
                 source._send(Hello(version=PROTOCOL_VERSION, token=token))

@@ -30,6 +30,7 @@ from pdmux_actor.serving.frames import (
     Welcome,
     encode,
 )
+from pdmux_actor.serving.tcp_timeouts import PEER_LOST_S, bound_silence
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +202,7 @@ class FrameConnection(asyncio.Protocol):
             cast(asyncio.Transport, transport).abort()
             return
         self._transport = cast(asyncio.Transport, transport)
+        bound_silence(transport, lost_s=max(PEER_LOST_S, self._silence.lost_s))
         self._writable.set()
         self._last_received_s = self._loop.time()
         self.send(Hello(version=PROTOCOL_VERSION, token=self._token))
