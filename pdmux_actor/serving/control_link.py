@@ -19,7 +19,8 @@ from pdmux_actor.serving.frames import FrameTooLarge
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 2.0
-_RETRY_S = 60.0  # where there is no stream: heartbeats go by Serve's calls meanwhile
+_FIRST_RETRY_S = 1.0  # where there is no stream: heartbeats go by Serve's calls meanwhile
+_LAST_RETRY_S = 60.0
 _NEXT_LEADER_RETRY_S = 2.0  # where Serve still names the control loop that another follows on
 _NOT_SPOKEN = (StreamRefused, FrameTooLarge, msgspec.DecodeError)
 
@@ -36,6 +37,7 @@ class ControlLink:
         self._stream: ControlStream | None = None
         self._lease: Lease | None = None
         self._no_stream_until_s = float("-inf")
+        self._retry_s = _FIRST_RETRY_S
 
     @property
     def has_handle(self) -> bool:
@@ -50,10 +52,11 @@ class ControlLink:
         else:
             try:
                 self._lease = await stream.heartbeat(report) or self._known(report)
+                self._retry_s = _FIRST_RETRY_S
             except BaseException as error:
                 self.close()
                 if isinstance(error, _NOT_SPOKEN):  # of another release: it would be the same with a new stream
-                    self._no_stream_until_s = time.monotonic() + _RETRY_S
+                    self._wait_for_stream(_LAST_RETRY_S)
                 raise
         return self._lease
 
@@ -80,19 +83,25 @@ class ControlLink:
         try:
             address: ControlAddress = await handle.lease_stream.remote()
         except RayTaskError as error:  # the cause's class, too: else a control loop of an earlier release
-            is_followed = isinstance(error, ConnectionRefusedError)
-            self._no_stream_until_s = time.monotonic() + (_NEXT_LEADER_RETRY_S if is_followed else _RETRY_S)
+            self._wait_for_stream(_NEXT_LEADER_RETRY_S if isinstance(error, ConnectionRefusedError) else None)
             return None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 self._stream = await ControlStream.open(address)
         except OSError as error:  # TimeoutError is one
-            logger.warning(
-                "no stream to the control loop: heartbeats go by Serve's calls, which cost it more",
-                extra={"endpoint": address.endpoint, "reason": repr(error)},
-            )
-            self._no_stream_until_s = time.monotonic() + _RETRY_S
+            if self._retry_s in (_FIRST_RETRY_S, _LAST_RETRY_S):
+                logger.warning(
+                    "no stream to the control loop: heartbeats go by Serve's calls, which cost it more",
+                    extra={"endpoint": address.endpoint, "reason": repr(error)},
+                )
+            self._wait_for_stream()
         return self._stream
+
+    def _wait_for_stream(self, retry_s: float | None = None) -> None:
+        """None: the control loop may just have ended, so not for long, and twice as long the next time."""
+        if retry_s is None:
+            retry_s, self._retry_s = self._retry_s, min(2 * self._retry_s, _LAST_RETRY_S)
+        self._no_stream_until_s = time.monotonic() + retry_s
 
     async def _serve_handle(self) -> DeploymentHandle[Any]:
         if self._handle is None:
