@@ -25,6 +25,7 @@ from router.fleet_news import read_news
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
+from router.news_refusals import NewsRefusals
 from router.responses.response_copies import ResponseCopies
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
@@ -87,7 +88,7 @@ class GatewayIngress:
         self._copies = ResponseCopies(
             self._responses, self._of_all_gateways, gateway_id=self._gateway.scheduler.gateway_id
         )
-        self._waits_for_news = True
+        self._news_refusals = NewsRefusals()
         self._cors_origins = cors_origins
         self._batches = batches()
         self._has_console = has_console
@@ -294,6 +295,8 @@ class GatewayIngress:
                         exc_info=not expected,
                     )
                 answering = False
+                if not isinstance(error, RayTaskError):  # the next one may be of another release
+                    self._news_refusals.clear()
                 self._controller = None  # it may point to an application that was deleted and made again
             else:
                 if not answering:
@@ -359,24 +362,33 @@ class GatewayIngress:
     async def _ask(
         self, gateway: Gateway, report: DemandReport, known: tuple[int, ...] | None, wait_s: float
     ) -> FleetNews:
-        if not self._waits_for_news:
-            self._waits_for_news = True
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
-                return FleetNews(view=await (await self._control_loop()).fleet_view.remote(report), version=())
+        """A control loop of another release may fail over the question for news, or answer it otherwise."""
+        if not self._news_refusals.is_plain_next():
+            try:
+                news = read_news(await self._told_news(gateway, report, known, wait_s))
+            except (RayTaskError, msgspec.DecodeError) as error:
+                if not self._news_refusals.has_some:
+                    told = {"reason": repr(error)}
+                    logger.warning("control loop tells no news; it is asked as one of an earlier release", extra=told)
+                self._news_refusals.note()
+                self._news_refusals.is_plain_next()
+            else:
+                self._news_refusals.clear()
+                return news
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
+            return FleetNews(view=await (await self._control_loop()).fleet_view.remote(report), version=())
+
+    async def _told_news(
+        self, gateway: Gateway, report: DemandReport, known: tuple[int, ...] | None, wait_s: float
+    ) -> bytes:
         events = gateway.events.fetch()
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S + wait_s):
                 body: bytes = await (await self._control_loop()).told_news.remote(report, events, known, wait_s)
-        except BaseException as error:
+        except BaseException:
             gateway.events.give_back(events)
-            # A control loop of another release may fail over it: the next question is one that all understand.
-            self._waits_for_news = not isinstance(error, RayTaskError)
             raise
-        try:
-            return read_news(body)
-        except msgspec.DecodeError:  # or writes it otherwise; it has the events
-            self._waits_for_news = False
-            raise
+        return body
 
     async def _control_loop(self) -> DeploymentHandle[Any]:
         if self._controller is None:  # asks Serve and waits for its answer, which must not stop the event loop

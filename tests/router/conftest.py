@@ -8,6 +8,7 @@ from batch_rig import Replica, settings
 from fake_unit import FakeUnit, write_byte_tokenizer
 from served_document import served_apart
 from served_gateway import InlineText, ServedGateway, running
+from served_ingress import running_ingress
 
 from router.access.api_keys import KeyRing
 from router.batches.batch_worker import BatchWorker
@@ -28,6 +29,19 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served_url(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with served_apart(tokenizer_folder, tmp_path_factory.mktemp("batches")) as url:
         yield url
+
+
+@pytest.fixture
+async def replica(monkeypatch: pytest.MonkeyPatch):
+    """The ingress, its control loop's stand-in, and a client."""
+    async with running_ingress(monkeypatch) as running:
+        yield running
+
+
+@pytest.fixture
+def ingress(replica):
+    _, control, http = replica
+    return control, http
 
 
 @pytest.fixture

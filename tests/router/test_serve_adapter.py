@@ -3,127 +3,17 @@
 import asyncio
 import threading
 
-import httpx
 import pytest
 from fake_unit import FakeUnit, eventually, fleet_view
-from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
+from served_ingress import until_ready
 
 from router import serve_deployment as serve_adapter
 from router.access.api_keys import KeyEntry, KeyRing
 from router.access.key_usage import KeyUsage
 from router.fleet_follower import WAIT_S
-from router.fleet_news import write_news
 from router.serve_deployment import GatewayIngress
-from router.view import FleetNews, FleetView
-
-
-class Decisions:
-    """`decisions.remote(unit, last)` answers for one unit."""
-
-    def __init__(self) -> None:
-        self.asked = []
-        self.body = b'{"decisions": []}'
-
-    async def remote(self, unit, last):
-        self.asked.append((unit, last))
-        if isinstance(self.body, Exception):
-            raise self.body
-        return self.body
-
-
-class PlainQuestion:
-    """`remote(report)` answers at once, or raises."""
-
-    def __init__(self, control) -> None:
-        self._control = control
-
-    async def remote(self, demand):
-        return self._control.answer(demand)
-
-
-class QuestionForNews:
-    """`remote(report, events, known, wait_s)` waits if `control.holds`, until somebody gives up."""
-
-    def __init__(self, control) -> None:
-        self._control = control
-
-    async def remote(self, demand, events, known, wait_s):
-        control = self._control
-        control.waits.append(wait_s)
-        if control.is_old:
-            raise RayTaskError("told_news", "", "AttributeError()")
-        if events and control.refuses:
-            control.asked += 1
-            raise control.refuses.pop()
-        view = control.answer(demand)
-        control.events.extend(events)
-        if control.holds and known == (1,) and wait_s:
-            control.waiting += 1
-            try:
-                await asyncio.sleep(wait_s)
-            finally:
-                control.waiting -= 1
-        return b"\x80" if control.writes_otherwise else write_news(FleetNews(view=view, version=(1,)))
-
-
-class ControlLoop:
-    """Stands where Serve's handle would."""
-
-    def __init__(self) -> None:
-        self.view = None
-        self.asked = 0
-        self.demand = None
-        self.decisions = Decisions()
-        self.events = []
-        self.refuses = []
-        self.is_old = self.holds = self.writes_otherwise = False
-        self.waits = []
-        self.waiting = 0
-        self.fleet_view = PlainQuestion(self)
-        self.told_news = QuestionForNews(self)
-
-    def answer(self, demand):
-        self.asked += 1
-        self.demand = demand
-        if self.view is None:
-            raise ConnectionError("no control loop")
-        return self.view
-
-
-@pytest.fixture
-async def replica(monkeypatch):
-    """What Serve makes, started as Serve starts it: the app's lifespan runs, then the health is asked for."""
-    control = ControlLoop()
-    names = []
-    monkeypatch.setattr(serve_adapter, "POLL_S", 0.01)
-    monkeypatch.setattr(
-        serve_adapter.serve,
-        "get_deployment_handle",
-        lambda deployment, app_name: names.append((deployment, app_name)) or control,
-    )
-    plain = GatewayIngress.__mro__[1]  # the class below Serve's wrapper, which needs a cluster
-    ingress = plain(controller_deployment="Controller", controller_app="control")
-    app = ingress.__serve_build_asgi_app__()
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http,
-    ):
-        yield ingress, control, http
-    assert set(names) == {("Controller", "control")}
-
-
-@pytest.fixture
-def ingress(replica):
-    _, control, http = replica
-    return control, http
-
-
-async def until_ready(http: httpx.AsyncClient) -> None:
-    """A view, and the tokenizer of its model, which takes seconds the first time."""
-    async with asyncio.timeout(30):
-        while (await http.get("/ready")).status_code != 200:  # noqa: ASYNC110  (no event tells it)
-            await asyncio.sleep(0.01)
+from router.view import FleetView
 
 
 async def test_view__control_loop_answers__gateway_becomes_ready(ingress, tokenizer_folder) -> None:
@@ -249,30 +139,6 @@ async def test_view__somebody_asks_while_a_question_waits__is_told_at_once(ingre
         await eventually(lambda: control.waiting == 1)
 
 
-async def test_view__control_loop_of_a_release_without_news__is_asked_as_before(ingress, tokenizer_folder) -> None:
-    control, http = ingress
-    control.is_old = True
-    async with FakeUnit() as unit:
-        control.view = fleet_view(unit, source=tokenizer_folder)
-        await until_ready(http)
-        asked = control.asked
-        await eventually(lambda: control.asked > asked + 3)
-
-
-async def test_view__control_loop_writes_news_otherwise__is_asked_as_before(replica, tokenizer_folder) -> None:
-    ingress, control, http = replica
-    control.writes_otherwise = True
-    async with FakeUnit() as unit:
-        control.view = fleet_view(unit, source=tokenizer_folder)
-        await until_ready(http)
-        ingress._gateway.events.moved(model="m", unit="u", request_id="r", reason="gone")
-        await eventually(lambda: control.events)
-        asked = control.asked
-        await eventually(lambda: control.asked > asked + 3)
-
-    assert [e.request_id for e in control.events] == ["r"], "it has read them"
-
-
 async def test_check_health__new_replica__passes_with_the_first_view_and_stays_without_a_control_loop(replica) -> None:
     """Serve waits for a new replica's first check, without a limit, before it routes to it or stops an old one."""
     ingress, control, http = replica
@@ -314,24 +180,6 @@ def test_check_health__loop_stands__no_answer_until_it_goes_on() -> None:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-@pytest.mark.parametrize("error", [RayTaskError("fleet_view", "", "TypeError()"), RayActorError(), TimeoutError()])
-async def test_events__control_loop_fails_over_them__come_again_and_views_come_meanwhile(
-    replica, tokenizer_folder, error
-) -> None:
-    ingress, control, http = replica
-    async with FakeUnit() as unit:
-        control.view = fleet_view(unit, source=tokenizer_folder)
-        await until_ready(http)
-        control.refuses = [error, error]
-        asked = control.asked
-        ingress._gateway.events.moved(model="m", unit="u", request_id="r", reason="gone")
-        await eventually(lambda: control.events)
-
-    assert [e.request_id for e in control.events] == ["r"]
-    assert control.refuses == []
-    assert control.asked - asked <= 6, "every second ask went without them, so that its view came"
 
 
 class Usage:
