@@ -13,6 +13,7 @@ DeployError
 ├── OpenCluster        a Ray cluster asks nobody for a token
 ├── ClusterUnreachable  no Ray cluster answers where one was expected
 ├── FleetUnreachable   no fleet answers where one was expected
+│   └── ControlLoopUnreachable  its gateways answer, its control loop does not
 ├── RestartNeeded      a change would restart what serves, and nobody allowed it
 ├── UnitUnknown        the fleet has no such unit
 ├── PlaceNotFound      the fleet has no such unit or node, or several
@@ -152,10 +153,18 @@ class ClusterUnreachable(DeployError):
 
 
 class FleetUnreachable(DeployError):
+    _lack = "no fleet answers at"
+
     def __init__(self, *, address: str, reason: str) -> None:
-        super().__init__(f"no fleet answers at {address}: {reason}")
+        super().__init__(f"{self._lack} {address}: {reason}")
         self.address = address
         self.reason = reason
+
+
+class ControlLoopUnreachable(FleetUnreachable):
+    """Requests are served all the same."""
+
+    _lack = "no control loop answers for the fleet at"
 
 
 class FleetNotNamed(DeployError):

@@ -14,7 +14,7 @@ from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
 from deploy.inspection.neighbour_losses import large_losses
-from pdmux_actor.lease import LoadProgress, LoadStage, ModelStatus, SleepingWeights
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
 
 _SHORT_NUMBER = 5  # the dash and four digits
@@ -25,19 +25,13 @@ def model_table(status: FleetStatus) -> FittedTable:
     names = short_names([u.report.unit_id for u in status.units])
     table = fitted("model", "status", "requests/s", "context", "planned on", "asleep on")
     for model in status.models:
-        lengths = [
-            s.max_model_len
-            for u in status.units
-            for s in u.report.models
-            if s.model == model.model and s.max_model_len is not None
-        ]
         table.add_row(
             model.model,
             model.state,
             f"{model.rate_per_s:.2f}",
-            str(max(lengths)) if lengths else NONE,
-            _listed([names.get(u, u) for u in model.planned_units]),
-            _listed([names.get(u, u) for u in model.asleep_on]),
+            context_cell(model.model, [u.report for u in status.units]),
+            listed([names.get(u, u) for u in model.planned_units]),
+            listed([names.get(u, u) for u in model.asleep_on]),
         )
     return table
 
@@ -82,9 +76,9 @@ def gateway_table(figures: Mapping[str, ModelFigures]) -> FittedTable:
     return table
 
 
-def unit_table(status: FleetStatus) -> FittedTable:
+def unit_table(units: Sequence[UnitStatus]) -> FittedTable:
     """One row per model on a unit; "x2" behind its name: it is of two GPUs, or ranks."""
-    names = short_names([u.report.unit_id for u in status.units])
+    names = short_names([u.report.unit_id for u in units])
     table = fitted(
         *(
             "unit",
@@ -101,7 +95,7 @@ def unit_table(status: FleetStatus) -> FittedTable:
         *("tokens/s", "SMs p/d", "silent"),
         keys=2,
     )
-    for unit in status.units:
+    for unit in units:
         for row in _unit_rows(unit, names[unit.report.unit_id]):
             table.add_row(*row)
     return table
@@ -155,7 +149,7 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
             }
             for m in status.models
         ],
-        "units": [_unit_dict(u) for u in status.units],
+        "units": [unit_dict(u) for u in status.units],
         "cordons": [
             {"scope": str(c.scope), "name": c.name, "drains": c.drains, "is_forced": c.is_forced}
             for c in status.cordons
@@ -207,7 +201,7 @@ def _figures(load: ModelLoad | None) -> tuple[str, ...]:
     )
 
 
-def _unit_dict(unit: UnitStatus) -> dict[str, object]:
+def unit_dict(unit: UnitStatus) -> dict[str, object]:
     report = unit.report
     loads = _loads(report.load)
     return {
@@ -274,7 +268,14 @@ def _loads(load: LoadReport | None) -> dict[str, ModelLoad]:
     return {} if load is None else {m.model: m for m in load.models}
 
 
-def _listed(units: Sequence[str]) -> str:
+def context_cell(model: str, reports: Sequence[UnitReport]) -> str:
+    """The longest sequence that any unit takes."""
+    told = [s.max_model_len for report in reports for s in report.models if s.model == model]
+    lengths = [length for length in told if length is not None]
+    return str(max(lengths)) if lengths else NONE
+
+
+def listed(units: Sequence[str]) -> str:
     """The first ones: a model may be on hundreds."""
     more = f" and {len(units) - _MOST_LISTED} more" if len(units) > _MOST_LISTED else ""
     return ", ".join(units[:_MOST_LISTED]) + more or NONE

@@ -10,19 +10,22 @@ import msgspec
 
 from deploy.control.fleet_status import FleetStatus
 from deploy.environment import bearer_headers
-from deploy.errors import FleetUnreachable
+from deploy.errors import ControlLoopUnreachable, FleetUnreachable
 from pdmux_actor.scheduling.decision import LogExcerpt
 from placement.plan_explanation import Explanation
+from router.known_fleet import KnownFleet
 from router.telemetry.fleet_event import FleetEvent
 
 _TIMEOUT_S = 10.0
 _DECISIONS_TIMEOUT_S = 20.0
 _PATH = "/fleet"
+_KNOWN_PATH = "/fleet/known"
 _WHAT = f"{_PATH} is not a fleet"
 
 
 class _Refusal(msgspec.Struct):
     message: str
+    code: str | int | None = None
 
 
 class _RefusalBody(msgspec.Struct):
@@ -32,6 +35,11 @@ class _RefusalBody(msgspec.Struct):
 def fleet_report(url: str) -> FleetStatus:
     """Raises FleetUnreachable: nobody answers there, or not as a fleet's gateway."""
     return cast(FleetStatus, _asked(url, _PATH, {}, FleetStatus, _WHAT))
+
+
+def fleet_of_gateway(url: str) -> KnownFleet:
+    """Asks what the gateway knows without its control loop. Raises FleetUnreachable."""
+    return cast(KnownFleet, _asked(url, _KNOWN_PATH, {}, KnownFleet, f"{_KNOWN_PATH} is not a fleet"))
 
 
 def explanation(url: str, model: str) -> Explanation | None:
@@ -88,9 +96,14 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def check_answer(url: str, path: str, response: httpx.Response) -> None:
-    """Raises FleetUnreachable. The response has been read."""
-    if response.status_code != 200:
-        raise FleetUnreachable(address=url, reason=_reason(response, path))
+    """Raises FleetUnreachable, of which ControlLoopUnreachable is one. The response has been read."""
+    if response.status_code == 200:
+        return
+    refusal = _refusal(response)
+    if refusal is not None and refusal.code == "control_loop_silent":
+        raise ControlLoopUnreachable(address=url, reason=refusal.message)
+    reason = f"{path} answers {response.status_code}" if refusal is None else refusal.message
+    raise FleetUnreachable(address=url, reason=reason)
 
 
 def decoded(url: str, content: bytes, kind: Any, what: str) -> Any:  # noqa: ANN401  msgspec decodes unions too, which type[T] is not
@@ -101,8 +114,9 @@ def decoded(url: str, content: bytes, kind: Any, what: str) -> Any:  # noqa: ANN
         raise FleetUnreachable(address=url, reason=f"{what} of this version: {error}") from error
 
 
-def _reason(response: httpx.Response, path: str) -> str:
+def _refusal(response: httpx.Response) -> _Refusal | None:
+    """None: whoever answers is no gateway."""
     try:
-        return msgspec.json.decode(response.content, type=_RefusalBody).error.message
+        return msgspec.json.decode(response.content, type=_RefusalBody).error
     except msgspec.DecodeError:
-        return f"{path} answers {response.status_code}"
+        return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import httpx
 
 from deploy.environment import bearer_headers
-from deploy.errors import FleetUnreachable
+from deploy.errors import ControlLoopUnreachable, FleetUnreachable
 from deploy.inspection.fleet_report import check_answer, decoded, path_of, reaching
 from deploy.inspection.live_fleet import LiveFleet
 
@@ -54,7 +54,7 @@ def fleet_events(url: str) -> Iterator[LiveFleet]:
     """Yields the fleet now and whenever it has changed, until the stream ends. Raises FleetUnreachable."""
     for event in live_events(url, "fleet"):
         if event.topic != "fleet":
-            raise FleetUnreachable(address=url, reason="its control loop does not answer")
+            raise ControlLoopUnreachable(address=url, reason="requests are served all the same")
         yield decoded(url, event.data, LiveFleet, f"{_PATH} is not a fleet")
 
 

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS_TYPE
@@ -37,6 +38,7 @@ from router.http.live_routes import LiveSources, add_live_routes
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
 from router.http.tokenize_routes import add_tokenize_routes
+from router.known_fleet import known_fleet
 from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
@@ -252,7 +254,7 @@ def _add_decisions_route(app: FastAPI, gateway: Gateway, read_decisions: ReadDec
 
 
 def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> None:
-    # For `muxfleet status`, `top` and `explain`, not part of the API either.
+    # For `muxfleet status` and `explain`, not part of the API either.
     @app.get("/fleet", include_in_schema=False)
     async def fleet(request: Request, explain: str | None = None) -> Response:
         gateway.access.check_admin(gateway.access.identify(request.headers))
@@ -260,6 +262,12 @@ def _add_fleet_route(app: FastAPI, gateway: Gateway, read_fleet: ReadFleet) -> N
         if body is None:
             raise ControlLoopSilent(retry_after_s=_RETRY_AFTER_S)
         return Response(body, media_type="application/json")
+
+    @app.get("/fleet/known", include_in_schema=False)
+    async def fleet_of_gateway(request: Request) -> Response:
+        gateway.access.check_admin(gateway.access.identify(request.headers))
+        known = known_fleet(gateway.known_view().current, gateway.metrics.view_age_s())
+        return Response(await asyncio.to_thread(msgspec.json.encode, known), media_type="application/json")
 
 
 def _add_events_route(app: FastAPI, gateway: Gateway, read_events: ReadEvents) -> None:
