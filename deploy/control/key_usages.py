@@ -50,6 +50,9 @@ class KeyUsages:
         self.tell("", kept.keys, min(now_s, kept.noted_s))
 
     def _forget(self, now_s: float) -> None:
+        # Nor does one that is set back now.
+        self._told = {g: _Told(at_s=min(now_s, told.at_s), keys=told.keys) for g, told in self._told.items()}
+
         def counts(told: _Told) -> bool:
             silent_s = now_s - told.at_s
             return silent_s < _SILENT_S or any(not u.after(silent_s).is_whole for u in told.keys.values())

@@ -28,6 +28,15 @@ def test_left__of_a_gateway_that_is_gone__counts_until_its_part_is_whole() -> No
     assert left_of(usages, 121.0) == {}
 
 
+def test_left__clock_set_back__debt_of_a_gateway_that_is_gone_is_paid_as_soon_as_before() -> None:
+    usages = KeyUsages()
+    usages.tell("gone", [KeyUsage(key_id="k", tokens_left=-1.0)], 10_000.0)
+
+    assert left_of(usages, 5_000.0) == {"k": -1.0}
+    assert left_of(usages, 5_060.0) == {"k": 0.0}
+    assert left_of(usages, 5_121.0) == {}
+
+
 def test_left__kept_and_restored_by_another_clock__goes_on() -> None:
     usages, after, set_back = KeyUsages(), KeyUsages(), KeyUsages()
     usages.tell("g", [KeyUsage(key_id="k", tokens_left=-3.0)], 1000.0)
