@@ -15,9 +15,11 @@ class RestartBudget:
 
     def note(self, key: str, now_s: float) -> bool:
         """A death; True if it used the budget up."""
+        since_s = now_s - self._rules.deaths_window_s
+        self._deaths = {k: deaths for k, deaths in self._deaths.items() if deaths[-1] >= since_s}  # nodes never end
         deaths = self._deaths.setdefault(key, deque())
         deaths.append(now_s)
-        while deaths and now_s - deaths[0] > self._rules.deaths_window_s:
+        while deaths[0] < since_s:
             deaths.popleft()
         if len(deaths) < self._rules.max_deaths:
             return False

@@ -1,0 +1,23 @@
+"""What the control loop remembers of places and models that died."""
+
+from deploy.control.control_rules import ControlRules
+from deploy.control.restart_budget import RestartBudget
+
+RULES = ControlRules(max_deaths=3, deaths_window_s=600.0, out_s=300.0)
+
+
+def test_note__third_death_in_the_window__takes_it_out() -> None:
+    budget = RestartBudget(RULES)
+
+    assert [budget.note("p", now_s) for now_s in (0.0, 300.0, 601.0, 700.0)] == [False, False, False, True]
+    assert budget.out_for_s("p", 800.0) == 200.0
+
+
+def test_kept__nodes_that_came_and_went_for_days__are_forgotten() -> None:
+    """A node that is replaced has another id: its places never die again."""
+    budget = RestartBudget(RULES)
+
+    for node in range(1000):
+        budget.note(f"spot/{node}/0", 60.0 * node)
+
+    assert len(budget.kept()) <= 11
