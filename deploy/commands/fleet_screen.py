@@ -18,7 +18,7 @@ from deploy.environment import export_environment, ray_address, ray_auth_token, 
 from deploy.fleet_file.settings import FleetFile
 from deploy.local.haproxy import program_path, usable_proxy
 from deploy.local.ray_environment import ray_environment
-from deploy.local.running_fleets import RunningFleet, announced, this_process_started_s
+from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot
 from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 from deploy.local.supervisor import Supervisor, supervised
 from deploy.serve.render import logical_cpus, without_node_labels
@@ -104,7 +104,8 @@ def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractConte
         address=cluster_address(),
         auth_token=ray_auth_token(),
         pid=os.getpid(),
-        started_s=this_process_started_s(),
+        boot=this_boot(),
+        started_s=process_started_s(),
     )
     return announced(running_fleets_folder(), found)
 

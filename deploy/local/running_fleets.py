@@ -18,13 +18,16 @@ from deploy.owner_file import replace_for_owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningFleet:
-    """`auth_token` lets into the Ray cluster at `address`."""
+    """`auth_token` lets into the Ray cluster at `address`. Its process was started `started_s` after the machine's
+    boot, of which `boot` is the name: the time of day may be set meanwhile.
+    """
 
     name: str
     url: str
     address: str
     auth_token: str
     pid: int
+    boot: str
     started_s: float
 
 
@@ -41,14 +44,14 @@ def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
 
 def keep_applied(folder: Path, fleet: RunningFleet, fleet_file: str) -> None:
     """Keeps what `muxfleet apply` made of a fleet."""
-    replace_for_owner(_applied(folder, fleet.pid, fleet.started_s), fleet_file.encode())
+    replace_for_owner(_applied(folder, fleet.boot, fleet.pid, fleet.started_s), fleet_file.encode())
 
 
 def take_applied(folder: Path) -> str | None:
     """Takes what `keep_applied` kept for the fleet that this process runs, or ran before; it is not there
     afterwards.
     """
-    file = _applied(folder, os.getpid(), this_process_started_s())
+    file = _applied(folder, this_boot(), os.getpid(), process_started_s())
     try:
         kept = file.read_text()
     except OSError:  # nothing was kept; whether the folder is any use is for others to say
@@ -57,22 +60,26 @@ def take_applied(folder: Path) -> str | None:
     return kept
 
 
-def _applied(folder: Path, pid: int, started_s: float) -> Path:
-    return folder / f"{pid}-{started_s:.0f}.applied"
+def _applied(folder: Path, boot: str, pid: int, started_s: float) -> Path:
+    return folder / f"{boot}-{pid}-{started_s:.2f}.applied"
 
 
 def running_fleets(folder: Path) -> Sequence[RunningFleet]:
-    """Returns the fleets whose process is alive; what others left behind is removed."""
-    found = []
+    """Returns the fleets whose process is alive; what others left behind is removed. Of one of another boot, or of a
+    machine or container that shares the folder, nothing can be said: it stays.
+    """
+    found, here = [], this_boot()
     for file in sorted(folder.glob("*.json")):
         try:
             fleet = msgspec.json.decode(file.read_bytes(), type=RunningFleet)
         except (OSError, msgspec.DecodeError):  # it is just being written or removed, or of another version
             continue
+        if fleet.boot != here:
+            continue
         if is_alive(fleet):
             found.append(fleet)
         else:
-            _applied(folder, fleet.pid, fleet.started_s).unlink(missing_ok=True)
+            _applied(folder, here, fleet.pid, fleet.started_s).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
     return found
 
@@ -106,11 +113,22 @@ def only_fleet(folder: Path) -> RunningFleet:
 
 
 def is_alive(fleet: RunningFleet) -> bool:
+    """Of this boot."""
     try:
-        return abs(psutil.Process(fleet.pid).create_time() - fleet.started_s) < 1.0
+        return abs(process_started_s(fleet.pid) - fleet.started_s) < 0.05
     except psutil.NoSuchProcess:
         return False
 
 
-def this_process_started_s() -> float:
-    return psutil.Process().create_time()
+def this_boot() -> str:
+    """Names the machine's boot, and the namespace that process ids are of; "" where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def process_started_s(pid: int | None = None) -> float:
+    """Returns when the process, or this one, was started, in seconds after the boot. Raises psutil.NoSuchProcess."""
+    return psutil.Process(pid).create_time() - psutil.boot_time()

@@ -10,7 +10,7 @@ import pytest
 from deploy.cli import main
 from deploy.errors import FleetStartError
 from deploy.fleet_file.settings import FleetFile
-from deploy.local.running_fleets import RunningFleet, announced, take_applied, this_process_started_s
+from deploy.local.running_fleets import RunningFleet, announced, process_started_s, take_applied, this_boot
 from deploy.serve.fleet_change import FleetChange
 
 FILE = "name: mine\nmodels: [{id: a, source: org/a, slo: {ttft_s: 7.0}}]\n"
@@ -23,7 +23,8 @@ def running_here() -> RunningFleet:
         address="127.0.0.1:1",
         auth_token="t",
         pid=os.getpid(),
-        started_s=this_process_started_s(),
+        boot=this_boot(),
+        started_s=process_started_s(),
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fleet_model import SPEC, FakeUnit, fleet_status
 
@@ -20,9 +19,10 @@ from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_ou
 from deploy.errors import DrainRefused, DrainTimedOut, FleetNotNamed, FleetUnreachable, PlaceNotFound
 from deploy.fleet_file.state_section import StateSection
 from deploy.inspection.fleet_places import find_place, units_at
-from deploy.local.running_fleets import RunningFleet, announced, only_fleet
+from deploy.local.running_fleets import RunningFleet, announced, only_fleet, process_started_s, this_boot
 from deploy.serve.controller import Controller
 from deploy.serve.kept_state import kept_state
+from deploy.serve.lived_clock import LivedClock
 from pdmux_actor.lease import ModelPhase
 from placement.estimation.memory import resident_bytes
 from placement.estimation.problem_arrays import Estimator
@@ -74,7 +74,7 @@ async def until_kept(folder: Path, name: str) -> None:
     """Until a successor would know the cordon of that name: it is written behind the Controller's back."""
     async with asyncio.timeout(30):
         while True:
-            kept = kept_state("fleet", StateSection(folder=str(folder)))
+            kept = kept_state("fleet", StateSection(folder=str(folder)), LivedClock())
             state = await asyncio.to_thread(kept.load)
             await asyncio.to_thread(kept.close)
             if state is not None and name in [c.name for c in state.cordons.entries]:
@@ -226,9 +226,8 @@ def test_errors__of_a_drain__name_place_models_and_remedy() -> None:
 
 def test_only_fleet__none_or_several__says_what_to_do(tmp_path: Path) -> None:
     def running(name: str, folder: Path, pid: int) -> Any:
-        started_s = psutil.Process(pid).create_time()
-        fleet = RunningFleet(name=name, url="u", address="a", auth_token="t", pid=pid, started_s=started_s)
-        return announced(folder, fleet)
+        started = {"boot": this_boot(), "pid": pid, "started_s": process_started_s(pid)}
+        return announced(folder, RunningFleet(name=name, url="u", address="a", auth_token="t", **started))
 
     with pytest.raises(FleetUnreachable, match="muxfleet up"):
         only_fleet(tmp_path)

@@ -1,6 +1,8 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.errors import FleetUnreachable
@@ -10,8 +12,10 @@ from deploy.local.running_fleets import (
     announced,
     find_fleet,
     keep_applied,
+    process_started_s,
     running_fleets,
-    this_process_started_s,
+    take_applied,
+    this_boot,
 )
 from deploy.serve.fleet_change import change_between, only_at_start
 from deploy.serve.render import serve_config
@@ -30,7 +34,8 @@ def running(name: str = "fleet", pid: int | None = None, started_s: float | None
         address="127.0.0.1:1",
         auth_token="secret",
         pid=os.getpid() if pid is None else pid,
-        started_s=this_process_started_s() if started_s is None else started_s,
+        boot=this_boot(),
+        started_s=process_started_s() if started_s is None else started_s,
     )
 
 
@@ -124,6 +129,26 @@ def test_running_fleets__announced__is_found_by_name_and_gone_after(tmp_path: Pa
             find_fleet(tmp_path, "other")
 
     assert not list(tmp_path.iterdir())
+
+
+def test_running_fleets__machines_time_is_set__are_found_and_restart_as_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux tells when a process was started from the boot on, and of the boot by the time of day as it is set."""
+    fleet, booted_s = running(), psutil.boot_time()
+    with announced(tmp_path, fleet):
+        keep_applied(tmp_path, fleet, "name: fleet")
+        monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted_s + 3600.0)
+
+        assert find_fleet(tmp_path, "fleet") == fleet
+        assert take_applied(tmp_path) == "name: fleet"
+
+
+def test_running_fleets__of_a_container_that_shares_the_folder__are_neither_found_nor_removed(tmp_path: Path) -> None:
+    fleet = replace(running(pid=1, started_s=1.0), boot="another")
+    with announced(tmp_path, fleet):
+        assert not running_fleets(tmp_path)
+        assert list(tmp_path.iterdir())
 
 
 def test_running_fleets__left_by_a_process_that_died__is_removed(tmp_path: Path) -> None:
