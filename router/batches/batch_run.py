@@ -83,12 +83,12 @@ class BatchRun:
 
     async def _keep(self) -> None:
         """Keeps the lease, writes results and figures, and looks whether the batch is to end early."""
-        renewed_s = 0.0
+        renewed_s = float("-inf")
         while True:
             await asyncio.sleep(self._settings.flush_s)
-            if time.time() - renewed_s >= self._settings.lease_s / 3:
-                renewed_s = time.time()
-                if not await asyncio.to_thread(self._lease.renew, now_s=renewed_s, lease_s=self._settings.lease_s):
+            if time.monotonic() - renewed_s >= self._settings.lease_s / 3:  # the time of day may be set meanwhile
+                renewed_s = time.monotonic()
+                if not await asyncio.to_thread(self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s):
                     raise BatchLost
             await self._look()
             await self.flush()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -143,15 +144,9 @@ async def test_batch__is_cancelled__ends_soon_and_every_line_has_a_result(start)
             await replica.sdk.batches.cancel(batch.id)
 
 
-async def test_batch__a_place_comes_free_as_it_is_cancelled__is_there_for_other_batches(tmp_path) -> None:
-    places = asyncio.Semaphore(1)
-
-    async def ask(body: bytes, caller: Caller, owner: str) -> bytes:
-        run._ends_as = "cancelled"  # while the second line waits for the place of this one
-        return b"{}"
-
-    store = ObjectStore(str(tmp_path))
-    run = BatchRun(
+def run_of(folder: Path, ask, places: asyncio.Semaphore, lease: BatchLease | None = None, **changes) -> BatchRun:
+    store = ObjectStore(str(folder))
+    return BatchRun(
         BatchRequest(
             id="batch_" + "0" * 32,
             owner="ann",
@@ -162,13 +157,50 @@ async def test_batch__a_place_comes_free_as_it_is_cancelled__is_there_for_other_
             created_at=0,
             expires_at=2**40,
         ),
-        BatchLease(store, "leases", 1, "me"),
+        lease or BatchLease(store, "leases", 1, "me"),
         batches=KeptBatches(store),
         files=KeptFiles(store),
-        settings=settings(tmp_path, flush_s=30.0),
+        settings=settings(folder, **changes),
         ask=ask,
         places=places,
     )
+
+
+class NotedLease:
+    """Stands where BatchLease would."""
+
+    number = 1
+
+    def __init__(self) -> None:
+        self.renewed_s = []
+
+    def renew(self, *, now_s: float, lease_s: float) -> bool:
+        self.renewed_s.append(now_s)
+        return True
+
+
+async def test_batch__clock_is_set_back__lease_is_renewed_as_before(tmp_path, monkeypatch) -> None:
+    """It says when it ends by that clock: another replica would else wait for as long if this one died."""
+    lease = NotedLease()
+    run = run_of(tmp_path, None, asyncio.Semaphore(1), lease, lease_s=0.03, flush_s=0.01)
+    keeping = asyncio.create_task(run._keep())
+    await eventually(lambda: lease.renewed_s)
+
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() - 5 * 3600)
+
+    await eventually(lambda: lease.renewed_s[-1] < lease.renewed_s[0])
+    keeping.cancel()
+
+
+async def test_batch__a_place_comes_free_as_it_is_cancelled__is_there_for_other_batches(tmp_path) -> None:
+    places = asyncio.Semaphore(1)
+
+    async def ask(body: bytes, caller: Caller, owner: str) -> bytes:
+        run._ends_as = "cancelled"  # while the second line waits for the place of this one
+        return b"{}"
+
+    run = run_of(tmp_path, ask, places, flush_s=30.0)
     await run._ask_lines(iter([InputLine(number, f"line-{number}", b"{}") for number in (1, 2, 3)]), set())
 
     assert not places.locked()
