@@ -6,7 +6,7 @@ from dataclasses import replace
 from deploy.control.adapter_leases import assignments, quotas_with_adapters
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
-from deploy.control.cordons import Cordon, Cordons, CordonScope
+from deploy.control.cordons import Cordon, Cordons
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.demand_forecasts import at_least
 from deploy.control.fleet_costs import FleetCosts
@@ -246,7 +246,7 @@ class ControlLoop:
         replaced = self._fleet.make_room(report, now_s)
         if replaced is not None:
             self._lose(replaced, now_s)
-        self._fleet.join(report)
+        self._fleet.join(report, now_s)
         if report.is_leaving or not self._adopt(report, now_s):
             self._need_plan(f"unit {report.unit_id} joined")
         self._history.unit_joined(now_s, report)
@@ -273,7 +273,6 @@ class ControlLoop:
         unit_id = lost.report.unit_id
         self._migration.forget(unit_id)
         self._leases.forget(unit_id)
-        self._fleet.cordons = self._fleet.cordons.without(CordonScope.UNIT, unit_id)
         for spent in self._fleet.leave(lost, now_s):
             self._history.note(now_s, "out", spent)
         self._need_plan(f"unit {unit_id} is gone" + ("" if lost.died else ", as it was asked to"))
@@ -309,6 +308,7 @@ class ControlLoop:
         if not self._is_settled:
             self._is_settled = self._fleet.registry.is_complete() or now_s - self._started_s >= self._timing.settle_s
             if self._is_settled and (gone := self._succession.given_up()):
+                self._fleet.put_aside_cordons(gone, now_s)
                 self._need_plan(f"{', '.join(gone)} did not come back")
         return self._is_settled
 

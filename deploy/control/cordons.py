@@ -8,6 +8,8 @@ from pdmux_actor.lease import UnitReport
 from placement.plan import ModelPlacement, Plan
 from placement.problem import PlacementModel
 
+_BACK_S = 600.0
+
 
 class CordonScope(StrEnum):
     UNIT = "unit"
@@ -45,6 +47,24 @@ class Cordons:
         """Returns the strictest that holds for a unit."""
         held = [c for c in self.entries if c.holds_for(report)]
         return max(held, key=lambda c: (c.drains, c.is_forced), default=None)
+
+
+class LostCordons:
+    """Keeps the cordons of units that were given up, for a while: one may only have been out of reach, and come back
+    as it was.
+    """
+
+    def __init__(self) -> None:
+        self._lost: dict[str, tuple[Cordon, float]] = {}
+
+    def note(self, cordons: Iterable[Cordon], now_s: float) -> None:
+        self._lost = {i: (c, at_s) for i, (c, at_s) in self._lost.items() if now_s - at_s <= _BACK_S}
+        self._lost |= {cordon.name: (cordon, now_s) for cordon in cordons}
+
+    def back(self, unit_id: str, now_s: float) -> Cordon | None:
+        """Returns the cordon of a unit that is heard of again, as if for the first time."""
+        cordon, at_s = self._lost.pop(unit_id, (None, now_s))
+        return cordon if now_s - at_s <= _BACK_S else None
 
 
 def part_of(plan: Plan, unit_ids: Set[str]) -> Plan:

@@ -1,12 +1,12 @@
 """The units as planning and moving see them: those that may be used, and how far their models are."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import KeptDeaths
-from deploy.control.cordons import Cordon, Cordons, CordonScope, homeless_without
+from deploy.control.cordons import Cordon, Cordons, CordonScope, LostCordons, homeless_without
 from deploy.control.leases import LeaseBook
 from deploy.control.neighbour_learning import NeighbourLearning
 from deploy.control.restart_budget import RestartBudget
@@ -37,6 +37,7 @@ class Fleet:
         self._reasons: dict[str, str] = {}
         self._now_s = 0.0
         self.cordons = Cordons()
+        self._lost_cordons = LostCordons()
         self.going_nodes: frozenset[str] = frozenset()
         """Nodes that Ray is about to take away."""
         self._went: frozenset[str] = frozenset()
@@ -48,8 +49,10 @@ class Fleet:
         self._now_s = now_s
         return self
 
-    def join(self, report: UnitReport) -> None:
+    def join(self, report: UnitReport, now_s: float) -> None:
         self._places.join(report)
+        if (cordon := self._lost_cordons.back(report.unit_id, now_s)) is not None:
+            self.cordons = self.cordons.having(cordon)
 
     def set_going_nodes(self, nodes: frozenset[str]) -> None:
         known = {unit.report.node for unit in self.registry}
@@ -78,7 +81,9 @@ class Fleet:
         """Notes that a unit is gone and returns what its death used up, in words."""
         place = self._places.leave(lost.report)
         if not lost.died:
+            self.cordons = self.cordons.without(CordonScope.UNIT, lost.report.unit_id)
             return ()
+        self.put_aside_cordons((lost.report.unit_id,), now_s)
         spent = []
         loading = [s.model for s in lost.report.models if s.phase is ModelPhase.LOADING]
         if len(loading) == 1:  # of several nobody knows which it was
@@ -88,6 +93,12 @@ class Fleet:
         elif self._place_deaths.note(place, now_s):
             spent.append(f"place {place} is taken out: its units keep dying")
         return tuple(spent)
+
+    def put_aside_cordons(self, unit_ids: Collection[str], now_s: float) -> None:
+        """Of units that are given up and may come back."""
+        gone = [c for c in self.cordons.entries if c.scope is CordonScope.UNIT and c.name in unit_ids]
+        self.cordons = Cordons(entries=tuple(c for c in self.cordons.entries if c not in gone))
+        self._lost_cordons.note(gone, now_s)
 
     def usable(self, now_s: float) -> Sequence[KnownUnit]:
         """All that stay and may take models, without those whose place is out; if that leaves none, with them."""

@@ -5,7 +5,7 @@ from fleet_model import World, catalog, catalog_model
 from test_moves import AT_ONCE, Told, room_for, world_of
 
 from deploy.control.control_rules import ControlRules
-from deploy.control.cordons import Cordon, Cordons, CordonScope
+from deploy.control.cordons import Cordon, Cordons, CordonScope, LostCordons
 from deploy.control.planner import work_out
 from deploy.control.usable_units import Fleet
 from pdmux_actor.lease import UnitReport
@@ -225,6 +225,46 @@ def test_trial_task__solved__says_which_models_the_rest_cannot_hold_and_changes_
     assert set(world.loop.homeless_after(wanted, found)) == homeless
     assert all(world.loop.homeless_after(wanted, found).values())
     assert states(world) == {"u1": None, "u2": None}
+
+
+def test_drain__unit_out_of_reach_until_it_is_given_up__is_drained_when_it_is_back() -> None:
+    """As behind a switch that restarts while somebody works there."""
+    solver = Told(a="u1", b="u2")
+    world = world_of(solver, "a", "b")
+    solver.homes = dict.fromkeys("ab", ("u2", "u1"))
+    cordon_in(world, cordon("u2", drains=True))
+    world.beat(12)
+    assert states(world) == {"u1": None, "u2": "drained"}
+
+    world.beat(40, silent=frozenset({"u2"}))
+    assert states(world) == {"u1": None}
+    world.beat(12)
+
+    assert states(world) == {"u1": None, "u2": "drained"}
+    assert world.units["u2"].ready() == set()
+
+
+def test_cordon__of_a_unit_that_went_while_the_control_loop_was_away__is_forgotten() -> None:
+    world = world_of(Told(a="u1"), "a")
+    cordon_in(world, cordon("u2"), cordon("n"))
+    world.beat(4)
+    world.kill_unit("u2")
+
+    world.hand_over()
+    world.beat(60)
+
+    assert world.loop.cordons.entries == (cordon("n"),)
+
+
+def test_lost_cordons__unit_back_after_a_long_time_or_twice__has_none() -> None:
+    lost = LostCordons()
+    lost.note([cordon("u1"), cordon("u2")], now_s=0.0)
+    lost.note([], now_s=500.0)
+
+    assert lost.back("u1", now_s=599.0) == cordon("u1")
+    assert lost.back("u1", now_s=599.0) is None
+    assert lost.back("u2", now_s=700.0) is None
+    assert lost.back("u3", now_s=0.0) is None
 
 
 def test_cordon__of_a_unit_that_is_gone__is_forgotten() -> None:
