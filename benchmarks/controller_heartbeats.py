@@ -76,7 +76,7 @@ async def measure(units: int, models: int, seconds: float, folder: Path) -> tupl
         beat_s = time.monotonic()
         asked += _REQUESTS_PER_S * _BEAT_S
         asked[int(elapsed_s / 10) % models] += 20 * _REQUESTS_PER_S * _BEAT_S
-        controller._loop.hear_demand(demand_report(models, asked), time.monotonic())
+        controller._loop.hear_demand(demand_report(models, asked), controller._clock.now_s())
         for unit in range(units):
             report = report_of(unit, leases[unit])
             is_planning, before_s, cpu_before_s = watched.is_planning, time.perf_counter(), time.thread_time()

@@ -1,6 +1,6 @@
 """Decides which unit serves what. Pure: told what is reported and what time it is, it answers leases and views."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from deploy.control.adapter_leases import assignments, quotas_with_adapters
@@ -44,8 +44,8 @@ _LARGE_FLEET = 64  # units: in all but a few heartbeats there is news, and each 
 class ControlLoop:
     """Observe, estimate demand, plan, and move one step at a time; each call does what is due.
 
-    `first_version` must exceed the versions of any control loop that led the same units before. `epoch_s` added to its
-    clock is the time of day.
+    `first_version` must exceed the versions of any control loop that led the same units before. `epoch_s` returns
+    what added to its clock is the time of day.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ControlLoop:
         started_s: float,
         rules: ControlRules | None = None,
         recorder: FlightRecorder | None = None,
-        epoch_s: float = 0.0,
+        epoch_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s

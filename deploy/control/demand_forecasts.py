@@ -1,6 +1,6 @@
 """Forecasts demand for the pools whose fleet file says how it repeats."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.problem import PlacementModel
@@ -22,11 +22,11 @@ def at_least(models: Iterable[PlacementModel], expected: Mapping[str, ExpectedRa
 
 
 class DemandForecasts:
-    """One forecast for each pool that has one. Demand is of all pools together, so the highest counts. `epoch_s` added
-    to the control loop's clock is the time of day.
+    """One forecast for each pool that has one. Demand is of all pools together, so the highest counts. `epoch_s`
+    returns what added to the control loop's clock is the time of day.
     """
 
-    def __init__(self, epoch_s: float) -> None:
+    def __init__(self, epoch_s: Callable[[], float]) -> None:
         self._epoch_s = epoch_s
         self._told: Mapping[str, Season] = {}
         self._forecasts: dict[str, SeasonalForecast] = {}
@@ -45,11 +45,11 @@ class DemandForecasts:
     def note(self, totals: Mapping[str, int], now_s: float) -> None:
         """`totals`: requests of each model since the control loop started."""
         for forecast in self._forecasts.values():
-            forecast.note(totals, self._epoch_s + now_s)
+            forecast.note(totals, self._epoch_s() + now_s)
 
     def expected(self, model: str, now_s: float, ahead_s: float) -> ExpectedRate | None:
         """Returns the highest rate that is forecast until then; None: none is."""
-        found = (f.highest(model, self._epoch_s + now_s, ahead_s) for f in self._forecasts.values())
+        found = (f.highest(model, self._epoch_s() + now_s, ahead_s) for f in self._forecasts.values())
         return max((e for e in found if e is not None), key=lambda e: e.rate_per_s, default=None)
 
     def all_expected(self, models: Iterable[str], now_s: float, ahead_s: float) -> Mapping[str, ExpectedRate]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pdmux_actor.lease import Lease, ModelPhase, UnitReport
 from placement.plan_steps import DrainModelStep, LoadModelStep, Step
@@ -33,9 +33,9 @@ _OF_PHASE: Mapping[ModelPhase, tuple[EventKind, str]] = {
 
 
 class FlightRecorder:
-    """`epoch_s` added to the control loop's clock is the time of day."""
+    """`epoch_s` returns what added to the control loop's clock is the time of day: either may be set."""
 
-    def __init__(self, epoch_s: float = 0.0) -> None:
+    def __init__(self, epoch_s: Callable[[], float] = lambda: 0.0) -> None:
         self._epoch_s = epoch_s
         self._waiting: deque[FleetEvent] = deque(maxlen=_MOST_WAITING)
         self._counts: Counter[EventKind] = Counter()
@@ -49,7 +49,7 @@ class FlightRecorder:
     def record(
         self, now_s: float, kind: EventKind, text: str, *, unit: str = "", model: str = "", took_s: float | None = None
     ) -> None:
-        event = FleetEvent(at_s=self._epoch_s + now_s, kind=kind, text=text, unit=unit, model=model, took_s=took_s)
+        event = FleetEvent(at_s=self._epoch_s() + now_s, kind=kind, text=text, unit=unit, model=model, took_s=took_s)
         self._keep(event)
 
     def take(self, events: Iterable[FleetEvent]) -> None:

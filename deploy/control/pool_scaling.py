@@ -66,11 +66,12 @@ class PoolState:
 
 
 class PoolScaling:
-    """Sizes all pools together, since a model may be served by any. `epoch_s` added to the control loop's clock is the
-    time of day. A node is what `units_per_node` units of a pool are on: one machine may stand for several.
+    """Sizes all pools together, since a model may be served by any. `epoch_s` returns what added to the control
+    loop's clock is the time of day. A node is what `units_per_node` units of a pool are on: one machine may stand for
+    several.
     """
 
-    def __init__(self, fleet: Fleet, history: DecisionHistory, epoch_s: float) -> None:
+    def __init__(self, fleet: Fleet, history: DecisionHistory, epoch_s: Callable[[], float]) -> None:
         self._fleet = fleet
         self._history = history
         self._epoch_s = epoch_s
@@ -172,7 +173,7 @@ class PoolScaling:
             unusable = len(self._nodes(pool)) - len(self._capable(pool, now_s))
             asked, before = found.nodes[pool] + unusable, size.wanted
             lead = self._leads[pool]
-            floor = scaled.rules.floor(self._epoch_s + now_s, lead.total_s)
+            floor = scaled.rules.floor(self._epoch_s() + now_s, lead.total_s)
             asked = min(asked, max(size.wanted, self._affordable(pool, now_s)))
             size.ask(max(asked, before) if found.is_cut else asked, floor, now_s)
             if size.wanted != before:

@@ -22,8 +22,10 @@ Plans = Callable[[PlanTask], Awaitable[PlanAnswer]]
 class ConsoleTopics:
     """The answers are JSON: docs/console.md has their schemas."""
 
-    def __init__(self, loop: ControlLoop, plans: Plans) -> None:
+    def __init__(self, loop: ControlLoop, plans: Plans, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is the control loop's."""
         self._loop = loop
+        self._clock = clock
         self._plans = plans
         self._history = LiveHistory()
         self._planning = asyncio.Lock()
@@ -36,7 +38,7 @@ class ConsoleTopics:
             case "history":
                 return msgspec.json.encode(self._history.told())
             case "plan":
-                return msgspec.json.encode(plan_report(self._loop.status(time.monotonic()), time.time()))
+                return msgspec.json.encode(plan_report(self._loop.status(self._clock()), time.time()))
             case _:
                 raise ValueError(f"no topic {topic!r} of the control loop")
 
@@ -47,7 +49,7 @@ class ConsoleTopics:
         if self._planning.locked():
             return None
         async with self._planning:
-            now_s = time.monotonic()
+            now_s = self._clock()
             task = changed_task(self._loop.trial_task(None, now_s), changes)
             try:
                 answer = await self._plans(task)
@@ -57,7 +59,7 @@ class ConsoleTopics:
             return msgspec.json.encode(look_report(answer.as_look(changes.text()), self._loop.status(now_s), units))
 
     def _fleet(self, selection: LiveSelection) -> LiveFleet:
-        now_s, at_s = time.monotonic(), time.time()
+        now_s, at_s = self._clock(), time.time()
         status = self._loop.status(now_s)
         recent = self._history.recent_requests(status, now_s)
         told = live_fleet(status, selection, recent, at_s)

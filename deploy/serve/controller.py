@@ -29,6 +29,7 @@ from deploy.serve.going_nodes import going_nodes, node_host, own_node
 from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.leadership import ClusterLeadership, Leadership
 from deploy.serve.lease_server import LeaseServer
+from deploy.serve.lived_clock import LivedClock
 from deploy.serve.model_shapes import ModelShapes
 from deploy.serve.news_copies import NewsCopies
 from deploy.serve.serve_calls import check_serve_answers
@@ -53,6 +54,7 @@ _KEEP_EVERY_S = 2.0
 _NODES_POLL_S = 1.0
 _SIZES_POLL_S = 0.5
 _LEADERSHIP_POLL_S = 1.0  # well below the seconds that a fresh control loop waits for units
+_LEFT_S = 3.0
 
 
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
@@ -81,6 +83,7 @@ class Controller:
         check_serve_answers: Callable[[], None] = check_serve_answers,
         host: Callable[[], str] = node_host,
         leadership: Leadership | None = None,
+        clock: LivedClock | None = None,
     ) -> None:
         start_log()
         self._leadership = leadership or ClusterLeadership()
@@ -91,7 +94,8 @@ class Controller:
         self._replicas = UnitReplicas()
         self._read_decisions = read_decisions
         self._planner_for = planner_for or PlannerProcess().using
-        self._recorder = FlightRecorder(time.time() - time.monotonic())
+        self._clock = clock or LivedClock()
+        self._recorder = FlightRecorder(self._clock.epoch_s)
         self._log = FlightLog()
         self._usages = KeyUsages()
         token = stream_token() if token is None else token
@@ -99,17 +103,20 @@ class Controller:
             stream_token=token,
             # Milliseconds outrun the versions that any predecessor can have given out.
             first_version=int(time.time() * 1000),
-            started_s=time.monotonic(),
+            started_s=self._clock.now_s(),
             recorder=self._recorder,
-            epoch_s=time.time() - time.monotonic(),
+            epoch_s=self._clock.epoch_s,
         )
         self._loop.scaling.own_node = own_node()
-        self._console = ConsoleTopics(self._loop, self._plan_trial)
+        self._console = ConsoleTopics(self._loop, self._plan_trial, self._clock.now_s)
         self._state: KeptState | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._waiting = WaitingGateways(self._loop)
+        self._waiting = WaitingGateways(self._loop, self._clock.now_s)
         self._lease_server = LeaseServer(token, self._heard, host)
         self._news = NewsCopies()
+        self._is_followed = False
+        self._newest_lease = 0
+        self._heard_s = float("-inf")
         self._config: ControllerConfig | None = None
         self._profiles: Mapping[str, str] = {}
         self._costs = FleetCosts()
@@ -127,14 +134,20 @@ class Controller:
         await self._follow_state(config)
         if is_first := not self._following:
             await asyncio.to_thread(self._leadership.take)
-            watching = tell_of_silence(self._check_serve_answers, self._recorder.record)
-            follow = (self._follow_nodes(), self._scale_pools(), self._follow_leadership(), watching)
+            watching = tell_of_silence(self._check_serve_answers, self._recorder.record, self._clock.now_s)
+            follow = (
+                self._follow_nodes(),
+                self._scale_pools(),
+                self._follow_leadership(),
+                watching,
+                self._clock.live(),
+            )
             self._following = tuple(asyncio.create_task(task) for task in follow)
         self._shapes.follow(config.models, config.dtype)
         self._apply()
         await self._shapes.read_quickly()
         if is_first:
-            self._loop.open_to_units(time.monotonic())
+            self._loop.open_to_units(self._clock.now_s())
 
     async def check_health(self) -> None:
         """Runs on the loop that hears units and gateways: Serve replaces a control loop on which it does not return.
@@ -146,26 +159,32 @@ class Controller:
         return await self._lease_server.address()
 
     async def heartbeat(self, report: UnitReport) -> Lease:
-        """Hears units that have no stream: of an earlier release, or behind a firewall."""
+        """Hears units that have no stream: of an earlier release, or behind a firewall. Raises ConnectionRefusedError:
+        the next control loop leads this one, which Serve still sends here now and then.
+        """
+        if self._is_followed and report.lease_version > self._newest_lease:
+            raise ConnectionRefusedError("another control loop leads this unit")
         return self._heard(report)
 
     def _heard(self, report: UnitReport) -> Lease:
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
+        self._heard_s = now_s
         lease = self._loop.heartbeat(report, now_s)
+        self._newest_lease = max(self._newest_lease, lease.version)
         self._recorder.heard(now_s, report, lease)
         self._waiting.look()
         return lease
 
     async def is_settled(self, unit_id: str) -> bool:
         """Says whether nothing is to change on the unit: units ask when they start, and when they are told to go."""
-        return self._loop.is_settled(unit_id, time.monotonic())
+        return self._loop.is_settled(unit_id, self._clock.now_s())
 
     async def fleet_view(self, asked: DemandReport | None = None, events: tuple[FleetEvent, ...] = ()) -> FleetView:
         """`asked` is what clients asked the calling gateway for, `events` what went wrong with requests since it asked
         last. Waits while a fresh control loop may not have heard of all units: its callers keep what they know.
         """
         if asked is not None:
-            self._loop.hear_demand(asked, time.monotonic())
+            self._loop.hear_demand(asked, self._clock.now_s())
         return await self._view(events)
 
     async def told_news(
@@ -189,11 +208,11 @@ class Controller:
         return FleetNews(view=await self._view(events), version=version)
 
     async def _until_news(self, asked: DemandReport, known: tuple[int, ...] | None, wait_s: float) -> tuple[int, ...]:
-        self._loop.hear_demand(asked, time.monotonic())
+        self._loop.hear_demand(asked, self._clock.now_s())
         return await self._waiting.until_news(asked.gateway_id, known, wait_s)
 
     async def _view(self, events: tuple[FleetEvent, ...]) -> FleetView:
-        while (view := self._loop.fleet_view(time.monotonic())) is None:
+        while (view := self._loop.fleet_view(self._clock.now_s())) is None:
             await self._waiting.until_view()
         self._recorder.take(events)  # a caller that has given up waiting brings them again
         return replace(view, events=self._recorder.counts(), load_times=self._recorder.load_times())
@@ -213,14 +232,14 @@ class Controller:
         return msgspec.json.encode(self._log.since(time.time() - since_s))
 
     async def status(self) -> FleetStatus:
-        return self._loop.status(time.monotonic())
+        return self._loop.status(self._clock.now_s())
 
     async def fleet_report(self, explain: str | None = None) -> bytes:
         """The FleetStatus as JSON, or the Explanation of a model: null for one that is not planned for."""
         if explain is None:
             return msgspec.json.encode(await self.status())
         try:
-            return msgspec.json.encode(self._loop.explain(explain, time.monotonic()))
+            return msgspec.json.encode(self._loop.explain(explain, self._clock.now_s()))
         except ModelUnknown:
             return msgspec.json.encode(None)
 
@@ -246,7 +265,7 @@ class Controller:
         changes, and the answer says which and why. Raises TimeoutError: no plan for the rest was found in time.
         """
         if cordon.drains and not cordon.is_forced:
-            answer = await self._plan_trial(self._loop.trial_task(cordon, time.monotonic()))
+            answer = await self._plan_trial(self._loop.trial_task(cordon, self._clock.now_s()))
             if homeless := self._loop.homeless_after(cordon, answer.solution.plan):
                 return homeless
         does = "drained" if cordon.drains else "cordoned"
@@ -285,16 +304,23 @@ class Controller:
             try:
                 if await asyncio.to_thread(self._leadership.is_taken_over):
                     logger.info("another control loop has come: units are sent there")
+                    self._is_followed = True
                     return self._lease_server.close()
             except Exception as error:  # Ray's client raises what it likes; it is asked again
                 logger.debug("Ray does not tell who leads", extra={"reason": repr(error)})
+
+    def _is_left(self) -> bool:
+        """Units are with the next control loop: what is wanted of Serve and the store is what that one wants. Where it
+        does not come up, they come back here by Serve's calls.
+        """
+        return self._is_followed and self._clock.now_s() - self._heard_s > _LEFT_S
 
     async def _scale_pools(self) -> None:
         """Serve runs as many units as are wanted, as soon as it answers."""
         answering = True
         while True:
             await asyncio.sleep(_SIZES_POLL_S)
-            if not self._loop.scaling.is_elastic:
+            if not self._loop.scaling.is_elastic or self._is_left():
                 continue
             try:
                 await asyncio.to_thread(self._replicas.follow, self._loop.scaling.states())
@@ -313,7 +339,7 @@ class Controller:
         """A store that was changed gets the state of now."""
         if self._state is not None and self._state.is_of(config.name, config.state):
             return
-        before, self._state = self._state, kept_state(config.name, config.state)
+        before, self._state = self._state, kept_state(config.name, config.state, self._clock)
         if before is None:
             await asyncio.to_thread(self._state.load_events, self._log)
             usage = await asyncio.to_thread(self._state.load_usage)
@@ -325,7 +351,7 @@ class Controller:
             elif (cordons := await asyncio.to_thread(self._state.load_cordons)).entries:
                 self._loop.set_cordons(cordons, "cordons are still in force")
             text = "with nothing kept" if restored is None else "goes on where the one before ended"
-            self._recorder.record(time.monotonic(), EventKind.CONTROLLER_STARTED, text)
+            self._recorder.record(self._clock.now_s(), EventKind.CONTROLLER_STARTED, text)
         else:
             await asyncio.to_thread(before.close)
         self._keeping = self._keeping or asyncio.create_task(self._keep_state())
@@ -333,7 +359,8 @@ class Controller:
     async def _keep_state(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_EVERY_S)
-            self._keep_now()
+            if not self._is_left():
+                self._keep_now()
 
     def _keep_now(self) -> None:
         self._log.add(self._recorder.fetch())
@@ -341,7 +368,7 @@ class Controller:
             return
         self._state.keep_events(self._log)
         self._state.keep_usage(self._usages.kept(time.time()))
-        state = self._loop.state(time.monotonic())
+        state = self._loop.state(self._clock.now_s())
         if state is not None:
             self._state.keep(state)
 

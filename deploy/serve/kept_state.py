@@ -2,7 +2,6 @@
 clock.
 """
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from deploy.control.key_usages import KeptUsage
 from deploy.environment import state_folder
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.state_section import StateSection
+from deploy.serve.lived_clock import LivedClock
 from deploy.state.cluster_store import ClusterStore
 from deploy.state.file_store import FileStore
 from deploy.state.state_store import StateNotKept, StateStore
@@ -29,12 +29,13 @@ _RENEW_S = 60.0  # of a state in which nothing but time has changed
 class KeptState:
     """The state of one fleet's control loop. Other documents of the same store go through `documents`."""
 
-    def __init__(self, name: str, section: StateSection, documents: WriteBehind) -> None:
+    def __init__(self, name: str, section: StateSection, documents: WriteBehind, clock: LivedClock) -> None:
+        """`clock` is the control loop's."""
         self._of = (name, section)
         self.documents = documents
         self._has_usage = False
         self._kept: ControlState | None = None
-        self._epoch_s = time.time() - time.monotonic()  # once: the same state shall make the same document
+        self._clock = clock
 
     def is_of(self, name: str, section: StateSection) -> bool:
         return self._of == (name, section)
@@ -46,8 +47,8 @@ class KeptState:
         found = self._found()
         if found is None:
             return None
-        state = found.shifted(-self._epoch_s)
-        ahead_s = state.noted_s - time.monotonic()
+        state = found.shifted(-self._clock.epoch_s())
+        ahead_s = state.noted_s - self._clock.now_s()
         if -ahead_s > _STALE_S:
             return None
         return state.shifted(-max(0.0, ahead_s))  # a clock that was set back
@@ -65,7 +66,7 @@ class KeptState:
         kept = self._kept
         if kept is None or replace(kept, noted_s=state.noted_s) != state or state.noted_s - kept.noted_s >= _RENEW_S:
             self._kept = state
-            self.documents.keep(_NAME, state.shifted(self._epoch_s), format=FORMAT)
+            self.documents.keep(_NAME, state.shifted(self._clock.epoch_s()), format=FORMAT)
 
     def load_usage(self) -> KeptUsage | None:
         return self.documents.load(_USAGE, KeptUsage, format=USAGE_FORMAT)
@@ -91,8 +92,8 @@ class KeptState:
         self.documents.close()
 
 
-def kept_state(name: str, section: StateSection) -> KeptState:
-    return KeptState(name, section, WriteBehind(lambda: _store(name, section)))
+def kept_state(name: str, section: StateSection, clock: LivedClock) -> KeptState:
+    return KeptState(name, section, WriteBehind(lambda: _store(name, section)), clock)
 
 
 def _store(name: str, section: StateSection) -> StateStore:

@@ -1,6 +1,6 @@
 """Gateways wait here for a view of the fleet, or for one that tells them something new."""
 
-import time
+from collections.abc import Callable
 
 from deploy.control.control_loop import ControlLoop
 from router.change_signal import ChangeSignal
@@ -10,14 +10,16 @@ _WARM_UP_LOOK_S = 0.1
 
 
 class WaitingGateways:
-    def __init__(self, loop: ControlLoop) -> None:
+    def __init__(self, loop: ControlLoop, clock: Callable[[], float]) -> None:
+        """`clock` is the control loop's."""
         self._loop = loop
+        self._clock = clock
         self._version: tuple[int, ...] | None = None
         self._signal = ChangeSignal()
 
     def look(self) -> None:
         """Wakes those that wait, if there is something new. To be called when the control loop was told anything."""
-        version = self._loop.view_version(time.monotonic())
+        version = self._loop.view_version(self._clock())
         if version != self._version:
             self._version = version
             self._signal.tell()
@@ -25,14 +27,14 @@ class WaitingGateways:
     async def until_view(self) -> tuple[int, ...]:
         """Returns the version of the view as soon as there is one."""
         # no deadline: a fresh control loop waits for units for a few seconds only
-        while (version := self._loop.view_version(time.monotonic())) is None:
+        while (version := self._loop.view_version(self._clock())) is None:
             await self._signal.changed_within(_WARM_UP_LOOK_S)
         return version
 
     async def until_news(self, gateway_id: str, known: tuple[int, ...] | None, wait_s: float) -> tuple[int, ...]:
         """Returns when the view has another version than `known`, and after `wait_s` at the latest."""
-        until_s = time.monotonic() + wait_s
-        while (version := await self.until_view()) == known and (left_s := until_s - time.monotonic()) > 0:
+        until_s = self._clock() + wait_s
+        while (version := await self.until_view()) == known and (left_s := until_s - self._clock()) > 0:
             await self._signal.changed_within(min(left_s, _LOOK_S))
-            self._loop.hear_waiting(gateway_id, time.monotonic())
+            self._loop.hear_waiting(gateway_id, self._clock())
         return version

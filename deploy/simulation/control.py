@@ -109,7 +109,7 @@ def led_by_control_loop(
         assert len(leased) == len(units), "only leased units follow a control loop"
         costs = profiled_costs(profiles_of(fleet))
         solver = SOLVERS[fleet.placement.solver].for_units(costs.estimator, lambda: False)
-        loop = ControlLoop(stream_token="", first_version=1, started_s=0.0, epoch_s=_MONDAY_S)
+        loop = ControlLoop(stream_token="", first_version=1, started_s=0.0, epoch_s=lambda: _MONDAY_S)
         scaled = scaled_pools(pools, seasons)
         loop.set_catalog(
             Catalog(models=_catalog_models(fleet, planned), policy=policy),

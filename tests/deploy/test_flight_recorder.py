@@ -31,7 +31,7 @@ def event(at_s: float, kind: EventKind = EventKind.PLAN, **fields: object) -> Fl
 @pytest.fixture
 def story() -> tuple[FleetEvent, ...]:
     """A unit of two dies under load and another takes its place."""
-    recorder = FlightRecorder(epoch_s=1000.0)
+    recorder = FlightRecorder(lambda: 1000.0)
     world = World(catalog("a", "b"), expected_units=2, recorder=recorder)
     dying = world.start_unit()
     world.start_unit()

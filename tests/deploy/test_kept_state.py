@@ -3,6 +3,7 @@ from dataclasses import replace
 from deploy.control.control_state import ControlState, KeptDeaths
 from deploy.fleet_file.state_section import StateSection
 from deploy.serve.kept_state import KeptState
+from deploy.serve.lived_clock import LivedClock
 from placement.plan import Plan
 
 STATE = ControlState(
@@ -33,7 +34,7 @@ class Documents:
 
 def test_kept_state__nothing_but_time_changes__is_written_once_a_minute() -> None:
     documents = Documents()
-    state = KeptState("fleet", StateSection(), documents)
+    state = KeptState("fleet", StateSection(), documents, LivedClock())
 
     for seconds in range(0, 130, 2):
         state.keep(replace(STATE, noted_s=100.0 + seconds))

@@ -57,7 +57,7 @@ def test_records__of_the_flight_recorder__have_event_name_time_and_fields(collec
     logger = logging.getLogger("deploy.control.flight_recorder")
     logger.addHandler(handler)
     try:
-        FlightRecorder(epoch_s=1000.0).record(5.0, EventKind.UNIT_LOST, "it died", unit="u")
+        FlightRecorder(lambda: 1000.0).record(5.0, EventKind.UNIT_LOST, "it died", unit="u")
     finally:
         logger.removeHandler(handler)
         handler.close()
