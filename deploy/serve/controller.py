@@ -357,10 +357,17 @@ class Controller:
         self._keeping = self._keeping or asyncio.create_task(self._keep_state())
 
     async def _keep_state(self) -> None:
+        is_kept = True
         while True:
             await asyncio.sleep(_KEEP_EVERY_S)
-            if not self._is_left():
-                self._keep_now()
+            try:
+                if not self._is_left():
+                    self._keep_now()
+                is_kept = True
+            except Exception:  # a bug of ours would else end the keeping for good, and nobody would be told
+                if is_kept:
+                    logger.exception("state cannot be written; the control loop goes on without")
+                is_kept = False
 
     def _keep_now(self) -> None:
         self._log.add(self._recorder.fetch())

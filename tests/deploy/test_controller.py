@@ -206,6 +206,29 @@ async def test_controller__killed_and_started_again__goes_on_with_plan_and_deman
     assert [d.reason for d in status.decisions] == [d.reason for d in (await first.status()).decisions]
 
 
+async def test_controller__state_cannot_be_written_for_a_while__says_so_once_and_is_kept_afterwards(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(controller_module, "_KEEP_EVERY_S", 0.01)
+    controller, calls = Controller(token="t", planner_for=in_place), 0
+
+    def keep_events(log: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= 3:
+            raise TypeError("a bug")
+
+    await controller.reconfigure(user_config())
+    monkeypatch.setattr(controller._state, "keep_events", keep_events)
+    async with asyncio.timeout(60):
+        while calls < 6:  # noqa: ASYNC110  it sets no event
+            await asyncio.sleep(0.01)
+
+    assert [r.getMessage() for r in caplog.records].count(
+        "state cannot be written; the control loop goes on without"
+    ) == 1
+
+
 async def test_controller__store_that_cannot_be_used__serves_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "no folder").write_text("")
     config = user_config(checkpoint(tmp_path / "a"), state={"folder": str(tmp_path / "no folder")})
