@@ -23,11 +23,19 @@ class UnitSlots:
             place = self._before.pop(report.unit_id)
         elif empty:
             place = empty.pop()
+        elif (before := self._unclaimed(*where)) is not None:
+            place = self._before.pop(before)
         else:
             number = self._counts.get(where, 0)
             self._counts[where] = number + 1
             place = f"{report.pool}/{report.node}/{number}"
         self._place_of[report.unit_id] = place
+
+    def _unclaimed(self, pool: str, node: str) -> str | None:
+        """Returns a unit of the node that the control loop before led and this one has not heard of: it may have died
+        meanwhile, and the one that comes be its successor.
+        """
+        return next((u for u, place in self._before.items() if place.rsplit("/", 1)[0] == f"{pool}/{node}"), None)
 
     def leave(self, report: UnitReport) -> str:
         place = self._place_of.pop(report.unit_id)

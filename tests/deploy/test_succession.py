@@ -180,6 +180,35 @@ def test_successor__place_whose_units_keep_dying__stays_out() -> None:
     assert out[bad.unit_id] > 0
 
 
+def test_successor__unit_died_with_the_control_loop__the_next_one_has_its_place_and_its_deaths() -> None:
+    """As where memory runs out on a machine that runs both."""
+    world = World(catalog("a", "b"), expected_units=2)
+    world.start_unit(node="good")
+    bad = world.start_unit(node="bad")
+    world.beat(10)
+    for _ in range(RULES.max_deaths - 1):
+        bad.is_leaving, bad.failure = True, "died"
+        world.beat(1)
+        world.kill_unit(bad.unit_id)
+        world.beat(int(TIMING.farewell_s / 0.5) + 3)
+        bad = world.start_unit(node="bad")
+        world.beat(2)
+    world.kill_unit(bad.unit_id)
+    world.hand_over()
+    bad = world.start_unit(node="bad")
+    world.beat(4)
+
+    bad.is_leaving, bad.failure = True, "died"
+    world.beat(1)
+    world.kill_unit(bad.unit_id)
+    world.beat(int(TIMING.farewell_s / 0.5) + 3)
+    bad = world.start_unit(node="bad")
+    world.beat(2)
+
+    out = {u.report.unit_id: u.out_for_s for u in world.loop.status(world.now_s).units}
+    assert out[bad.unit_id] > 0
+
+
 def test_successor__decisions__are_told_with_their_age() -> None:
     world = settled("a")
     before = world.loop.status(world.now_s).decisions
