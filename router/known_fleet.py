@@ -1,4 +1,4 @@
-"""What a gateway knows of the fleet by itself, for who asks while the control loop does not answer."""
+"""Tells what a gateway knows of the fleet by itself, for who asks while the control loop does not answer."""
 
 from dataclasses import dataclass
 

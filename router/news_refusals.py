@@ -4,9 +4,9 @@ _MOST_PLAIN = 128  # half a second each
 
 
 class NewsRefusals:
-    """After each refusal in a row the number of plain questions, which all releases understand, is twice as large
-    before news are asked for again: in a rolling upgrade the control loop can stay an earlier one for long, or fail
-    over an event that it is told with each question for news.
+    """Doubles, with each refusal in a row, the plain questions that come before the next one for news; all releases
+    understand those. In a rolling upgrade the control loop can stay an earlier one for long, or fail over an event that
+    it is told with each question for news.
     """
 
     def __init__(self) -> None:

@@ -95,7 +95,7 @@ class Fleet:
         return tuple(spent)
 
     def put_aside_cordons(self, unit_ids: Collection[str], now_s: float) -> None:
-        """Of units that are given up and may come back."""
+        """Withdraws the cordons of units that are given up, until they come back."""
         gone = [c for c in self.cordons.entries if c.scope is CordonScope.UNIT and c.name in unit_ids]
         self.cordons = Cordons(entries=tuple(c for c in self.cordons.entries if c not in gone))
         self._lost_cordons.note(gone, now_s)

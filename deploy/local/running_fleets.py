@@ -113,7 +113,7 @@ def only_fleet(folder: Path) -> RunningFleet:
 
 
 def is_alive(fleet: RunningFleet) -> bool:
-    """Of this boot."""
+    """Says so of a fleet of this boot."""
     try:
         return abs(process_started_s(fleet.pid) - fleet.started_s) < 0.05
     except psutil.NoSuchProcess:
