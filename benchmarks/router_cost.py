@@ -141,7 +141,7 @@ class Bench:
             for ask in asks:
                 for _ in range(OUTPUTS + 1):
                     self.scheduler.produced(ask.request_id, 1, self.now_s)
-                self.scheduler.end(ask.request_id, finished=True, ttft_met=True, tbt_met=True)
+                self.scheduler.end(ask.request_id, self.now_s, finished=True, ttft_met=True, tbt_met=True)
                 self.scheduler.pump(self.now_s)
             life_s += time.process_time() - began
             decide_s += decided - began

@@ -65,7 +65,7 @@ class Bench:
 
         seconds = cpu_s(offer)
         self.scheduler.produced(request.request_id, 1, self.now_s)
-        self.scheduler.end(request.request_id, finished=True)
+        self.scheduler.end(request.request_id, self.now_s, finished=True)
         return seconds
 
     def first_token_and_end_s(self) -> tuple[float, float]:
@@ -84,7 +84,7 @@ class Bench:
             give_away()
 
         def end() -> None:
-            self.scheduler.end(request.request_id, finished=True)
+            self.scheduler.end(request.request_id, self.now_s, finished=True)
             give_away()
 
         return cpu_s(first_token), cpu_s(end)

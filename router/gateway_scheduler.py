@@ -17,13 +17,15 @@ from router.view import FleetView, wake_times
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """An admitted request."""
+    """An admitted request. `is_prefilling` where it is, or was sent to: nothing has come from there."""
 
     request: AdmissionRequest
     due_s: float  # its first token
     waited_s: float
     tokens: int = 0
+    has_token: bool = False
     is_on_unit: bool = True
+    is_prefilling: bool = True
 
 
 class GatewayScheduler:
@@ -154,40 +156,47 @@ class GatewayScheduler:
         """It goes on at another unit than the one it was admitted to."""
         running = self._running[request_id]
         request = running.request
-        running.is_on_unit = True
+        running.is_on_unit = running.is_prefilling = True
         self._router.sent(request, choice, now_s, due_s=running.due_s)
         self.ledger.true_up(request_id, request.prompt_tokens + running.tokens)
 
     def produced(self, request_id: str, num_tokens: int, now_s: float) -> bool:
-        """More output tokens came. True if the unit has thereby become free sooner than thought, and something waits
-        that may want it: call `pump` for the model.
+        """More output came: `num_tokens` for good, 0 of half a character, which another unit would have to say again.
+        True if the unit has thereby become free sooner than thought, and something waits that may want it: call `pump`
+        for the model.
         """
         running = self._running[request_id]
-        before = running.tokens
-        running.tokens = tokens = before + num_tokens
-        self.ledger.true_up(request_id, running.request.prompt_tokens + tokens)
-        if before or not tokens:
+        running.tokens += num_tokens
+        self.ledger.true_up(request_id, running.request.prompt_tokens + running.tokens)
+        if running.has_token and not running.is_prefilling:
             return False
-        self.admission.on_first_token(request_id, now_s)
-        if running.is_on_unit:
+        if not running.has_token:
+            running.has_token = True
+            self.admission.on_first_token(request_id, now_s)
+        if running.is_on_unit and running.is_prefilling:
+            running.is_prefilling = False
             self.admission.unit_is_free_sooner(self._router.models_beside(request_id))
             self._router.first_token(request_id, now_s)
         return self.admission.competes(running.request.model)
 
-    def left(self, request_id: str) -> None:
+    def left(self, request_id: str, now_s: float) -> None:
         """It is no longer on the unit it was sent to, if it was."""
         running = self._running[request_id]
         if running.is_on_unit:
             running.is_on_unit = False
+            if running.is_prefilling:  # the rest of its prompt is not computed there
+                self.admission.unit_is_free_sooner(self._router.models_beside(request_id))
             self.admission.left(request_id)
-            self._router.left(request_id)
+            self._router.left(request_id, now_s)
 
-    def end(self, request_id: str, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
+    def end(
+        self, request_id: str, now_s: float, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False
+    ) -> None:
         """Ends an admitted request. `finished`: it was answered to its end. Call `pump` for its model after it."""
-        self.left(request_id)
+        self.left(request_id, now_s)
         running = self._running.pop(request_id)
         self.admission.end(
-            request_id, output_tokens=running.tokens, had_first_token=running.tokens > 0, finished=finished
+            request_id, output_tokens=running.tokens, had_first_token=running.has_token, finished=finished
         )
         self._arrivals.ended(
             running.request.model, output_tokens=running.tokens, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met

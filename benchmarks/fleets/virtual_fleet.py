@@ -206,7 +206,7 @@ class VirtualFleet:
             if event.finish is not None:
                 sent.times.finish = event.finish
                 if sent.stay is not None:
-                    sent.stay.end(finished=event.finish in (FinishReason.LENGTH, FinishReason.STOP))
+                    sent.stay.end(now_s, finished=event.finish in (FinishReason.LENGTH, FinishReason.STOP))
 
     def _publish(self, gateway: SimulatedGateway) -> None:
         units = tuple(

@@ -278,8 +278,8 @@ class FleetRun:
 
     def _end(self, opened: OpenRequest, finish: FinishReason) -> None:
         finished = finish in (FinishReason.LENGTH, FinishReason.STOP)
-        opened.stay.end(finished=finished, ttft_met=opened.ttft_met, tbt_met=opened.tbt_met)
-        self._last_end_s = self.agenda.clock.now_s
+        self._last_end_s = now_s = self.agenda.clock.now_s
+        opened.stay.end(now_s, finished=finished, ttft_met=opened.ttft_met, tbt_met=opened.tbt_met)
         statistics = self.statistics[opened.request.model]
         finished = finished and opened.first_s is not None
         if self._on_outcome is not None:

@@ -28,15 +28,15 @@ class Stay:
     def go_on(self, now_s: float, *, avoid: Set[str]) -> UnitChoice | None:
         """The request has left its unit. None while no other one can take it."""
         request_id = self.request.request_id
-        self.gateway.scheduler.left(request_id)
+        self.gateway.scheduler.left(request_id, now_s)
         choice = self.gateway.scheduler.route(request_id, now_s, avoid=avoid)
         if choice is not None:
             self.gateway.scheduler.sent(request_id, choice, now_s)
         return choice
 
-    def end(self, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
+    def end(self, now_s: float, *, finished: bool, ttft_met: bool = False, tbt_met: bool = False) -> None:
         request_id = self.request.request_id
-        self.gateway.scheduler.end(request_id, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
+        self.gateway.scheduler.end(request_id, now_s, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
         self.gateway.pump(self.request.model)
 
 

@@ -271,6 +271,6 @@ class UnitRouter:
     def first_token(self, request_id: str, now_s: float) -> None:
         self._own.first_token(request_id, now_s)
 
-    def left(self, request_id: str) -> None:
+    def left(self, request_id: str, now_s: float) -> None:
         """It ended there, or the unit was lost."""
-        self._own.left(request_id)
+        self._own.left(request_id, now_s)

@@ -1,5 +1,6 @@
 """Tells the load of units: as they report it, and what a gateway itself has put on them since."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -161,10 +162,23 @@ class _Prefill:
     due_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """A prefill that ended without a first token: reports of between `sent_s` and `left_s` still show it."""
+
+    sent_s: float
+    left_s: float
+    predicted_s: float
+
+
+_MOST_GIVEN_UP = 64  # of a unit, while its reports do not come
+
+
 class UnreportedLoad:
     """`free_at_s` and `requests` are the table's columns, brought up to now: a report misses what was sent since, and
-    still counts what has ended since. A first token tells that the prefills before it are done, sooner than any report.
-    Rows are those of the table of the last `rebase`.
+    still counts what has ended since. A first token tells that the prefills before it are done, sooner than any report;
+    of a prompt whose request leaves before its own, the rest is not computed. Rows are those of the table of the last
+    `rebase`.
     """
 
     def __init__(self, table: RoutingTable) -> None:
@@ -172,6 +186,7 @@ class UnreportedLoad:
         self._counts: dict[str, int] = {}
         self._prefilling: dict[str, dict[str, _Prefill]] = {}  # by unit: those without a first token yet
         self._own_free_at_s: dict[str, float] = {}  # when those are done
+        self._given_up: dict[str, deque[_GivenUp]] = {}  # by unit
         self.rebase(table)
 
     def count(self, unit_id: str) -> int:
@@ -221,16 +236,18 @@ class UnreportedLoad:
         if (row := self._table.row.get(unit_id)) is not None:
             self.free_at_s[row] = free_at_s
 
-    def left(self, request_id: str) -> None:
+    def left(self, request_id: str, now_s: float) -> None:
         """It ended there, or the unit was lost."""
         entry = self._sent.pop(request_id)
-        self._done_prefilling(entry.unit_id, request_id)
-        self._counts[entry.unit_id] -= 1
-        if not self._counts[entry.unit_id]:
-            del self._counts[entry.unit_id]
-        row = self._table.row.get(entry.unit_id)
+        unit_id = entry.unit_id
+        saved_s = self._give_up_prefilling(unit_id, request_id, entry.sent_s, now_s)
+        self._counts[unit_id] -= 1
+        if not self._counts[unit_id]:
+            del self._counts[unit_id]
+        row = self._table.row.get(unit_id)
         if row is not None:
             self.requests[row] -= 1.0
+            self.free_at_s[row] -= saved_s
 
     def rebase(self, table: RoutingTable) -> None:
         """Brings the columns of a new table up to now."""
@@ -241,20 +258,52 @@ class UnreportedLoad:
             row = table.row.get(entry.unit_id)
             if row is not None and entry.sent_s > table.reported_s[row]:
                 self.requests[row] += 1.0
-        for unit_id, prefills in self._prefilling.items():
+        self._forget_given_up()
+        for unit_id in self._prefilling.keys() | self._given_up.keys():
             if (row := table.row.get(unit_id)) is not None:
-                self.free_at_s[row] = self._free_at_s(unit_id, prefills, row)
+                self.free_at_s[row] = self._free_at_s(unit_id, row)
         own = np.fromiter((self.count(unit_id) for unit_id in table.unit_ids), float, len(table.unit_ids))
         np.maximum(self.requests, own, out=self.requests)  # a unit whose reports stopped has at least these
 
-    def _free_at_s(self, unit_id: str, prefills: Mapping[str, _Prefill], row: int) -> float:
+    def _free_at_s(self, unit_id: str, row: int) -> float:
         """After our prefills, and what the report shows beyond those of ours that it can show: other gateways' work."""
         reported_s = float(self._table.reported_s[row])
         shown_s = sum(
-            p.predicted_s for request_id, p in prefills.items() if self._sent[request_id].sent_s <= reported_s
+            p.predicted_s
+            for request_id, p in self._prefilling.get(unit_id, {}).items()
+            if self._sent[request_id].sent_s <= reported_s
         )
+        shown_s += sum(g.predicted_s for g in self._given_up.get(unit_id, ()) if g.sent_s <= reported_s)
         others_s = max(0.0, float(self._table.free_at_s[row]) - reported_s - shown_s)
-        return max(self._own_free_at_s[unit_id], reported_s) + others_s
+        return max(self._own_free_at_s.get(unit_id, reported_s), reported_s) + others_s
+
+    def _give_up_prefilling(self, unit_id: str, request_id: str, sent_s: float, now_s: float) -> float:
+        """Returns how much sooner our prefills are done there because this one is not completed."""
+        prefills = self._prefilling.get(unit_id, {})
+        prefill = prefills.get(request_id)
+        if prefill is None:
+            return 0.0
+        left_s = max(0.0, self._own_free_at_s[unit_id] - now_s)
+        done_s = sum(p.predicted_s for p in prefills.values()) - left_s
+        for other in sorted(prefills.values(), key=lambda p: (p.due_s <= now_s, p.due_s)):  # as units serve them
+            if other is prefill:
+                break
+            done_s -= other.predicted_s
+        saved_s = min(left_s, prefill.predicted_s - min(max(0.0, done_s), prefill.predicted_s))
+        self._own_free_at_s[unit_id] -= saved_s
+        self._done_prefilling(unit_id, request_id)
+        given_up = self._given_up.setdefault(unit_id, deque(maxlen=_MOST_GIVEN_UP))
+        given_up.append(_GivenUp(sent_s, now_s, prefill.predicted_s))
+        return saved_s
+
+    def _forget_given_up(self) -> None:
+        """Forgets what reports do not show any more."""
+        for unit_id, given_up in list(self._given_up.items()):
+            row = self._table.row.get(unit_id)
+            while given_up and (row is None or given_up[0].left_s <= self._table.reported_s[row]):
+                given_up.popleft()
+            if not given_up:
+                del self._given_up[unit_id]
 
     def _done_prefilling(self, unit_id: str, request_id: str) -> bool:
         """False if it was done before."""

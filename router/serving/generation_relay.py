@@ -162,10 +162,10 @@ class GenerationRelay:
                 if not unit.hands_over:
                     raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
                 progress.hand_over(unit.endpoint)
-                self._scheduler.left(generation.request_id)
+                self._scheduler.left(generation.request_id, self._clock())
                 continue
             except (UnitLost, StreamRefused) as error:
-                self._scheduler.left(generation.request_id)
+                self._scheduler.left(generation.request_id, self._clock())
                 attempts += not isinstance(error, UnitUnreachable | StreamRefused)
                 if len(progress.final) > kept_tokens:
                     deaths = 0  # it was served there: others on the unit are as likely the cause

@@ -107,7 +107,7 @@ class WaitingRequests:
         except asyncio.CancelledError:  # the client left
             if waiting.done():
                 if waiting.exception() is None and isinstance(waiting.result(), Admit):
-                    self._scheduler.end(request.request_id, finished=False)
+                    self._scheduler.end(request.request_id, self._clock(), finished=False)
             elif self._waiting.pop(request.request_id, None) is not None:
                 self._scheduler.withdraw(request.request_id)
             self.pump(request.model)
@@ -205,7 +205,11 @@ class GenerationRunner:
             del self._reports[generation.request_id]
             self._charge(caller, generation.charged_prompt_tokens + stopwatch.num_tokens)
             self._scheduler.end(
-                generation.request_id, finished=finished, ttft_met=stopwatch.ttft_met, tbt_met=stopwatch.tbt_met
+                generation.request_id,
+                self._clock(),
+                finished=finished,
+                ttft_met=stopwatch.ttft_met,
+                tbt_met=stopwatch.tbt_met,
             )
             self._room.pump(generation.model)
 

@@ -37,7 +37,7 @@ def fill(made: GatewayScheduler, number: int = 2, **changes) -> list[str]:
 
 def finish(made: GatewayScheduler, request_id: str) -> None:
     made.produced(request_id, 10, 0.0)
-    made.end(request_id, finished=True)
+    made.end(request_id, 0.0, finished=True)
 
 
 def outcomes(made: GatewayScheduler, now_s: float) -> dict[str, object]:
@@ -222,7 +222,7 @@ def test_output_lengths__requests_for_one_token__teach_nothing_of_answers() -> N
     for i in range(100):  # embeddings, scores, or prompts' log-probabilities
         assert isinstance(made.offer(ask(f"one-{i}", max_tokens=1), float(i)), Admit)
         made.produced(f"one-{i}", 1, float(i))
-        made.end(f"one-{i}", finished=True)
+        made.end(f"one-{i}", float(i), finished=True)
 
     assert made.admission.lengths.predicted_tokens("m", max_tokens=200) == 200
 

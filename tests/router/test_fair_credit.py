@@ -115,7 +115,7 @@ def test_pump__greedy_tenant_is_served_all_the_time__a_neighbours_burst_does_not
                 scheduler.offer(small(f"quiet-{i}", "quiet"), now_s)
         done = running.pop(0)
         scheduler.produced(done, 10, now_s)
-        scheduler.end(done, finished=True)
+        scheduler.end(done, now_s, finished=True)
         admitted = [asked.request_id for asked, outcome in scheduler.pump(now_s) if isinstance(outcome, Admit)]
         running += admitted
         order += admitted

@@ -124,7 +124,7 @@ class GatewaySchedulerMachine(RuleBasedStateMachine):
     def lose_unit_or_go_on(self, data, is_prefilled) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         if request_id not in self.lost:
-            self.scheduler.left(request_id)
+            self.scheduler.left(request_id, self.now_s)
             self.lost.add(request_id)
             return
         choice = self.scheduler.route(request_id, self.now_s, is_prefilled=is_prefilled)
@@ -139,7 +139,7 @@ class GatewaySchedulerMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         model = self.running.pop(request_id)
         self.lost.discard(request_id)
-        self.scheduler.end(request_id, finished=finished)
+        self.scheduler.end(request_id, self.now_s, finished=finished)
         capacity = self.scheduler.ledger.capacity_blocks(model)
         if capacity is None or self.scheduler.ledger.held_blocks(model) <= capacity:
             self.over.discard(model)
@@ -177,7 +177,7 @@ class GatewaySchedulerMachine(RuleBasedStateMachine):
         self.pump()
         while self.running:
             request_id, _ = self.running.popitem()
-            self.scheduler.end(request_id, finished=True)
+            self.scheduler.end(request_id, self.now_s, finished=True)
         self.pump()
         assert not self.waiting
         assert is_idle(self.scheduler)

@@ -68,7 +68,7 @@ class World:
             done = self.on_unit.popleft()
             self.first_s[done.request_id] = self.now_s
             self.scheduler.produced(done.request_id, 1, self.now_s)
-            self.scheduler.end(done.request_id, finished=True)
+            self.scheduler.end(done.request_id, self.now_s, finished=True)
             self.done_s = None
         if self.done_s is None and self.on_unit:
             self.done_s = self.now_s + PER_TOKEN_S * self.on_unit[0].prompt_tokens

@@ -106,7 +106,7 @@ def test_pump__models_that_share_no_unit__find_what_they_would_find_alone(steps:
                 if what == "token" and not has_token:
                     world.made.produced(name, 1, world.now_s)
                 elif what == "end":
-                    world.made.end(name, finished=True)
+                    world.made.end(name, world.now_s, finished=True)
                 world.pump(model)
             running[at] = (name, "", True) if what == "end" else (name, model, True)
         elif what == "leave" and waiting:

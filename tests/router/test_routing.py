@@ -224,7 +224,7 @@ def test_own_load__requests_come_and_go__rebase_agrees_with_a_fresh_count(data) 
     for i in range(data.draw(st.integers(0, 40))):
         if alive and data.draw(st.booleans()):
             gone = data.draw(st.sampled_from(sorted(alive)))
-            own.left(gone)
+            own.left(gone, i * 0.1)
             del alive[gone]
         else:
             alive[f"r{i}"] = data.draw(st.sampled_from(names))
@@ -250,7 +250,7 @@ def test_own_load__first_token__what_was_before_it_is_done() -> None:
 
     assert abs(after_first - 0.7) < 1e-9
     assert abs(own.free_at_s[0] - 0.7) < 1e-9
-    own.left("r1")
+    own.left("r1", 0.6)
     own.rebase(RoutingTable.of(fleet(unit("a", age_s=2.0)), 1.0))
     assert abs(own.free_at_s[0] - 0.7) < 1e-9, "only the third is left, and other gateways have nothing there"
     assert own.requests[0] == 2

@@ -90,11 +90,11 @@ def test_offer__client_in_a_hurry_and_room__is_not_shed_for_a_queue_that_was(uni
     for second in range(1, 10):  # one per second leaves the queue
         assert not goes_at_once(made, small(f"next-{second}", "free"), float(second))
         made.produced(running[0], 10, second + 0.9)
-        made.end(running.pop(0), finished=True)
+        made.end(running.pop(0), second + 0.9, finished=True)
         running += [r.request_id for r, _ in made.pump(second + 0.9)]
     for name in running:
         made.produced(name, 10, 10.0)
-        made.end(name, finished=True)
+        made.end(name, 10.0, finished=True)
     assert not made.pump(10.0)
 
     assert goes_at_once(made, small("hurried", "free", deadline_s=10.2, slo=Slo(ttft_s=0.2, tbt_s=0.1)), 10.0)
@@ -151,7 +151,7 @@ def test_offer__model_with_room_and_an_idle_unit__is_admitted_whatever_others_qu
     for name in waiting:
         made.withdraw(name)
     for name in [*running, "own"]:
-        made.end(name, finished=True)
+        made.end(name, 0.6, finished=True)
     made.pump(0.6)
     assert is_idle(made)
 
@@ -181,7 +181,7 @@ def test_pump__any_history__same_key_and_class_is_served_in_order_and_higher_cla
         else:
             waiting.append(request)
         if one_ends and running:
-            made.end(running.pop(0), finished=False)
+            made.end(running.pop(0), now_s, finished=False)
         for served, outcome in made.pump(now_s):
             assert isinstance(outcome, Admit)
             waiting.remove(served)
@@ -199,7 +199,7 @@ def test_view__models_come_to_share_a_unit__what_one_was_served_elsewhere_is_not
     for i in range(50):
         assert goes_at_once(made, ask(f"before-{i}", "busy"), 0.0)
         made.produced(f"before-{i}", 100, 0.0)
-        made.end(f"before-{i}", finished=True)
+        made.end(f"before-{i}", 0.0, finished=True)
     made.update_view(fleet(unit("u", busy), unit("v", rare), models=("busy", "rare")), 0.1)
     for i in range(4):
         for model in ("busy", "rare"):
@@ -226,7 +226,7 @@ async def test_enter__admitted_at_once_beside_one_that_waits__is_not_said_to_hav
     third = asyncio.create_task(room.enter(small("third", "free"), waits.append))
     await eventually(lambda: len(waits) == 1)
     assert "KV blocks of free: 14 of 20" in waits[0]
-    made.end("first", finished=True)
+    made.end("first", 0.1, finished=True)
     room.pump("free")
 
     assert isinstance(await third, Admit)
