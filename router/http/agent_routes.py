@@ -19,6 +19,7 @@ from router.openai.document import body_of, responses_of
 from router.openai.reply import new_head
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
+from router.responses.named_as_sent import named_as_sent
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import ResponsesBody
 from router.responses.schemas import ResponseSchema
@@ -43,9 +44,10 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
     async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
         asked = await asked.resolved(store, caller)
         history = await store.messages(asked.body.previous_response_id, caller.key_id)
-        chat = asked.chat(history)
-        caller = caller.asking(chat.asked_priority, None)
-        return await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
+        with named_as_sent(asked.body):
+            chat = asked.chat(history)
+            caller = caller.asking(chat.asked_priority, None)
+            return await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
 
 
 def _add_messages(app: FastAPI, gateway: Gateway) -> None:

@@ -13,6 +13,7 @@ from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
+from router.responses.named_as_sent import named_as_sent
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import Gateway
 
@@ -38,8 +39,9 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         store = ResponseStore()  # no line goes on from another
         asked = await asked.resolved(store, caller)
         history = await store.messages(asked.body.previous_response_id, caller.key_id)
-        chat = asked.chat(history)
-        answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
+        with named_as_sent(asked.body):
+            chat = asked.chat(history)
+            answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
         return await answer.document()
 
     async def embed(body: bytes, caller: Caller, owner: str) -> bytes:

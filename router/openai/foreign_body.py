@@ -86,4 +86,5 @@ def _refusal(reason: str, kind: type[msgspec.Struct]) -> InvalidRequest:
     if other is not None and param.endswith(".type"):
         what = f"{param!r}: {other.group(1)!r} is not implemented; leave it out."
         return UnsupportedParameter(what, param=param)
-    return InvalidRequest(f"Invalid value for {param!r}: {said}.", param=param or None, code="invalid_type")
+    code = "invalid_type" if other is None else "invalid_value"
+    return InvalidRequest(f"Invalid value for {param!r}: {said}.", param=param or None, code=code)

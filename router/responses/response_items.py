@@ -6,7 +6,7 @@ import msgspec
 
 from router.generation import ToolCall
 from router.openai.reply import ReplyHead, Usage
-from router.responses.responses_body import ResponsesBody
+from router.responses.responses_body import ResponsesBody, TextForm, TextSettings
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -62,12 +62,22 @@ def response_object(
         "previous_response_id": body.previous_response_id,
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": _text_settings(body.text or TextSettings()),
         "tool_choice": choice,
         "tools": tools,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None if usage is None else _usage(usage),
     }
+
+
+def _text_settings(asked: TextSettings) -> dict[str, Any]:
+    """As they hold: what was not asked for has the API's defaults."""
+    form = asked.format or TextForm(type="text")
+    said: dict[str, Any] = {"type": form.type}
+    if form.type == "json_schema":
+        said |= {"name": form.name, "description": form.description, "schema": form.schema or {}, "strict": form.strict}
+    return {"format": said, "verbosity": asked.verbosity or "medium"}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -59,15 +59,19 @@ class AllowedTools(msgspec.Struct, tag="allowed_tools"):
     tools: list[AllowedTool]
 
 
-class TextForm(msgspec.Struct):
+class TextForm(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str = "answer"
+    description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class TextSettings(msgspec.Struct):
+class TextSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """`verbosity` is a wish that models here know no way to be told: accepted, since Codex sends it, and echoed."""
+
     format: TextForm | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningSettings(msgspec.Struct):

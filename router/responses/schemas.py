@@ -25,6 +25,11 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
+class TextSettingsSchema(BaseModel):
+    format: dict[str, Any]
+    verbosity: Literal["low", "medium", "high"]
+
+
 class ResponseSchema(BaseModel):
     id: str
     object: Literal["response"]
@@ -41,6 +46,7 @@ class ResponseSchema(BaseModel):
     previous_response_id: str | None
     store: bool
     temperature: float
+    text: TextSettingsSchema
     tool_choice: Any
     tools: list[dict[str, Any]]
     top_p: float

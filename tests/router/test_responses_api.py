@@ -177,6 +177,18 @@ async def test_response__tool_is_required__call_follows_the_schema(talk) -> None
     assert [(item.type, item.arguments) for item in response.output] == [("function_call", '{"city": "Rome"}')]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response__text_settings__are_told_as_they_hold(talk, stream) -> None:
+    sdk = await talk("{}", constrains=True)
+    plain = await ask(sdk)
+    schema = {"type": "json_schema", "name": "city", "schema": {"type": "object"}, "strict": False}
+    asked = await ask(sdk, text={"verbosity": "low", "format": schema}, stream=stream)
+    response = [event async for event in asked][-1].response if stream else asked
+
+    assert (plain.text.format.type, plain.text.verbosity) == ("text", "medium")
+    assert (response.text.verbosity, response.text.format.to_dict() | schema) == ("low", response.text.format.to_dict())
+
+
 async def test_response__tools_that_openai_runs__are_left_out(talk) -> None:
     sdk = await talk("Sunny.")
     await ask(sdk, tools=[{"type": "web_search"}, WEATHER])
@@ -232,6 +244,18 @@ async def test_response__allowed_tools__model_is_told_of_these_only(talk) -> Non
             "'text.format.schema.not'",
         ),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "leave text.format out"),
+        ({"text": {"verbosity": "huge"}}, "text.verbosity", "'text.verbosity'"),
+        ({"text": {"formt": {"type": "text"}}}, "text.formt", "supplied: text.formt"),
+        (
+            {"tools": [{"type": "web_search"}, WEATHER, {**WEATHER, "name": "a b"}]},
+            "tools[2].name",
+            "'tools[2].name'",
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "x"}, {**WEATHER, "parameters": {"not": {}}, "strict": True}]},
+            "tools[1].parameters.not",
+            "'tools[1].parameters.not'",
+        ),
         ({"input": "x" * 100_000}, "input", "reduce the length of the input"),
         ({"input": "x" * 100_000, "stream": True}, "input", "reduce the length of the input"),
     ],
