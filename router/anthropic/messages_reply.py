@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from pdmux_actor.messages import FinishReason
+from router.errors import RouterError
 from router.generation import Output, ToolCall
 from router.openai.reply import Choice, ReplyHead, Usage
 
@@ -38,6 +39,9 @@ class MessagesReply:
 
     def usage_event(self, usage: Usage) -> bytes:
         return _event({"type": "message_stop"})
+
+    def failed_event(self, error: RouterError) -> bytes:
+        return b""
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         (choice,) = choices

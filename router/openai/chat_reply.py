@@ -5,6 +5,7 @@ from typing import Any
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import TokenLogprob
+from router.errors import RouterError
 from router.generation import Output, ToolCall
 from router.openai.chat import ChatCompletionRequest
 from router.openai.prompt_logprobs import LOWEST_LOGPROB, prompt_logprobs
@@ -87,6 +88,9 @@ class ChatReply:
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._encoder.usage(usage)
+
+    def failed_event(self, error: RouterError) -> bytes:
+        return b""
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         bodies = []

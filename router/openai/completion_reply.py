@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdmux_actor.serving.frames import PromptToken, TokenLogprob
+from router.errors import RouterError
 from router.generation import Output
 from router.openai.completions import CompletionRequest
 from router.openai.prompt_logprobs import (
@@ -57,6 +58,9 @@ class CompletionReply:
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._encoder.usage(usage)
+
+    def failed_event(self, error: RouterError) -> bytes:
+        return b""
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         shown = best_choices(choices, self._request.num_choices, self._request.num_shown)

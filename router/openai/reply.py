@@ -11,6 +11,7 @@ import msgspec
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import PromptToken, TokenLogprob
+from router.errors import RouterError
 from router.generation import Output, ToolCall
 
 _encode = msgspec.json.Encoder().encode
@@ -98,6 +99,10 @@ class ReplyFormat(Protocol):
         ...
 
     def usage_event(self, usage: Usage) -> bytes: ...
+
+    def failed_event(self, error: RouterError) -> bytes:
+        """Tells of an error in the midst of the events, before the event of errors that all APIs end with."""
+        ...
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
 

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from pdmux_actor.messages import FinishReason
+from router.error_bodies import error_body
+from router.errors import RouterError
 from router.generation import Output, ToolCall
 from router.openai.reply import Choice, ReplyHead, Usage
 from router.responses.response_items import call_item, message_item, reasoning_item, response_object, text_part
@@ -53,6 +55,15 @@ class ResponsesReply:
         status = _status(self._said.finish)
         body = response_object(self._head, self._body, status, self._output, usage)
         return self._event(f"response.{status}", response=body)
+
+    def failed_event(self, error: RouterError) -> bytes:
+        """Codex looks for no other event than this one: without it, it knows of a broken stream only."""
+        if not self._number:
+            return b""
+        said = error_body(error, "/v1/responses")["error"]
+        body = response_object(self._head, self._body, "failed", self._output, None)
+        failure = {"code": said["code"], "message": said["message"]}
+        return self._event("response.failed", response={**body, "error": failure})
 
     def document(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         (choice,) = choices

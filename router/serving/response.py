@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from pdmux_actor.messages import SamplingParams
+from router.errors import RouterError
 from router.generation import Generation, Output
 from router.live_view import ContextLengths
 from router.openai.parameters import GenerationParameters
@@ -149,12 +150,17 @@ class GenerationResponse:
         return self._format.document(choices, self._usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._outputs) as outputs:
-            async for output in outputs:
-                self._count(output)
-                events = self._format.events(output.choice, output, self._usage() if self._continuous_usage else None)
-                if events:
-                    yield events
+        try:
+            async with aclosing(self._outputs) as outputs:
+                async for output in outputs:
+                    self._count(output)
+                    usage = self._usage() if self._continuous_usage else None
+                    if events := self._format.events(output.choice, output, usage):
+                        yield events
+        except RouterError as error:
+            if events := self._format.failed_event(error):
+                yield events
+            raise
         if self._include_usage:
             yield self._format.usage_event(self._usage())
 

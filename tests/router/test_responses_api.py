@@ -10,6 +10,7 @@ from fake_unit import FakeUnit, write_byte_tokenizer
 from test_tools import CALL, HERMES, SCHEMA
 
 from router.errors import ResponseNotFound
+from router.limits import GatewayLimits
 from router.openai.foreign_body import message
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import InputItem
@@ -90,6 +91,25 @@ async def test_response__thinking_text_and_call__are_items_in_order(talk, stream
     assert response.usage.output_tokens_details.reasoning_tokens > 10
 
 
+async def test_response__fails_in_its_midst__event_says_why_before_the_error(serve) -> None:
+    served = await serve(FakeUnit(fuse=[5]), limits=GatewayLimits(max_attempts=1))
+    seen = []
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as sdk:
+        stream = await ask(sdk, stream=True)
+        with pytest.raises(openai.APIError) as raised:
+            await gather(stream, seen)
+
+    failed = seen[-1]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert (failed.type, failed.response.status, failed.response.error.code) == (
+        "response.failed",
+        "failed",
+        "unit_lost",
+    )
+    assert failed.response.error.message == raised.value.message
+    assert failed.response.id == seen[0].response.id
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_response__goes_on_by_id__the_whole_conversation_reaches_the_template(talk, stream) -> None:
     sdk = await talk(THOUGHT)
@@ -164,6 +184,12 @@ async def test_response__stream_or_whole__items_are_the_same(talk, said, most) -
     assert [shown(item) for item in streamed.output] == [shown(item) for item in whole.output]
     assert [shown(item) for item in done] == [shown(item) for item in whole.output]
     assert streamed.status == whole.status
+
+
+async def gather(stream: openai.AsyncStream, seen: list) -> None:
+    """What came before an error stays in `seen`."""
+    async for event in stream:
+        seen.append(event)  # noqa: PERF401  (with an error all would be lost)
 
 
 def shown(item) -> dict:
