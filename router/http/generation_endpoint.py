@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from router.access.access_control import AccessGrant
-from router.errors import BodyTooLarge, RequestTimeout, RouterError, UnsupportedMediaType
+from router.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
 from router.http.held_stream import HeldStream, StartedStream
 from router.http.streaming import ClientDisconnected, EventStream, EventStyle, unless_disconnected
 from router.openai.body import SMALL_BODY_BYTES
@@ -156,6 +156,7 @@ async def _stream(
         write_timeout_s=gateway.limits.write_timeout_s,
         headers={**rate, **served},
         style=style,
+        on_error=partial(setattr, request.state, "error"),
     )
 
 
@@ -174,7 +175,7 @@ async def _held(
     )
     started = await unless_disconnected(request, held.begun())
     if started is None:
-        return b"", _noting_errors(request, held.events()), {}
+        return b"", held.events(), {}
     return started.first, started.events, started.report.headers()
 
 
@@ -188,17 +189,6 @@ async def _document(request: Request, accepting: Awaitable[WholeAnswer]) -> tupl
     answer = await accepting
     request.state.report = answer.report
     return await answer.document(), answer.report
-
-
-async def _noting_errors(request: Request, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """For the request log: the status does not tell any more that there was one."""
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except RouterError as error:
-            request.state.error = error
-            raise
 
 
 async def _started(request: Request, accepting: Awaitable[GenerationResponse]) -> StartedStream:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ class EventStyle:
 
 class EventStream(Response):
     """Sends `first`, if there is one, and `events` as they come. Closes them as soon as the client leaves; an error
-    becomes the last event.
+    becomes the last event, and `on_error` is told of it: the status does not tell any more that there was one.
     """
 
     media_type = "text/event-stream"
@@ -78,8 +78,10 @@ class EventStream(Response):
         write_timeout_s: float,
         headers: Mapping[str, str],
         style: EventStyle,
+        on_error: Callable[[RouterError], None] = lambda error: None,
     ) -> None:
         self.status_code = 200
+        self._on_error = on_error
         self._style = style
         self.background = None
         self._events = events
@@ -102,7 +104,7 @@ class EventStream(Response):
                 raise ClientDisconnected
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)  # nothing may follow the end
-            await send({"type": "http.response.body", "body": sender.result(), "more_body": False})
+            await self._send_end(send, sender.result())
         finally:
             for task in (sender, keeper, left):
                 task.cancel()
@@ -124,6 +126,7 @@ class EventStream(Response):
             except StopAsyncIteration:
                 return self._style.done
             except RouterError as error:
+                self._on_error(error)
                 logger.warning("stream ends with an error", extra={"request_id": self._request_id, "error": str(error)})
                 return self._style.error(error_body(error, self._style.path))
             except OSError as error:  # some servers tell of a client that left by the write that fails
@@ -131,6 +134,14 @@ class EventStream(Response):
             except Exception:
                 logger.exception("stream ends with our own error", extra={"request_id": self._request_id})
                 return self._style.error(internal_error_body(self._request_id, self._style.path))
+
+    async def _send_end(self, send: Send, last: bytes) -> None:
+        """The server has room for it when the client has read most of what came before."""
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+        except OSError as error:  # it has not, in time, or has left
+            raise ClientDisconnected from error
 
     async def _keep_alive(self, send: Send) -> None:
         """Returns when the client has read nothing for too long."""
@@ -147,7 +158,12 @@ class EventStream(Response):
             await asyncio.sleep(max(self._keep_alive_s - idle_s, 0.01))
             if not self._is_sending and loop.time() - self._last_sent_s >= self._keep_alive_s:
                 self._last_sent_s = loop.time()
-                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                try:
+                    async with asyncio.timeout(self._write_timeout_s):  # it may wait for the client, too
+                        await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                except TimeoutError:
+                    logger.warning("a client reads nothing; let go", extra={"request_id": self._request_id})
+                    return
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -12,6 +12,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from pdmux_actor.serving.otlp import span_processor
+from router.error_bodies import shape_of
+from router.errors import RouterError
 from router.telemetry.service_report import ServiceReport
 
 _NS = 1_000_000_000
@@ -44,9 +46,10 @@ class RequestSpans:
         span.set_attribute("http.response.status_code", status)
         span.set_attribute("gen_ai.request.model", state.get("model", ""))
         span.set_attribute("muxfleet.request_id", state["request_id"])
-        if (error := state.get("error")) is not None:
+        error: RouterError | None = state.get("error")
+        if error is not None:
             span.set_attribute("error.type", type(error).__name__)
-        if status >= 500:
+        if status >= 500 or (error is not None and shape_of(error).status >= 500):  # a stream may end in one
             span.set_status(Status(StatusCode.ERROR))
         report: ServiceReport | None = state.get("report")
         if report is not None and report.unit_id:

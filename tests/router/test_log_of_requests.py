@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_unit import FakeUnit
+from fake_unit import FakeUnit, eventually
 
 from deploy.log_lines import write_log_lines
 from router.limits import GatewayLimits
@@ -92,3 +92,17 @@ async def test_units_lost_for_good__flight_recorder__tells_of_the_failure_and_co
     kinds = {e.kind for e in served.gateway.events.fetch() if e.request_id == "mine-8"}
     assert kinds == {EventKind.REQUEST_MOVED, EventKind.REQUEST_FAILED}
     assert b'muxfleet_generations_failed_total{model="demo/bytes"} 1.0' in served.gateway.metrics.exposition()
+
+
+async def test_stream__ends_with_an_error__request_log_and_receipt_name_it(serve, caplog) -> None:
+    caplog.set_level("INFO", logger="muxfleet.requests")
+    served = await serve(FakeUnit(says=lambda _: "letters", fuse=[5]), limits=GatewayLimits(max_attempts=1))
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
+
+    assert "unit_lost" in reply.text
+    await eventually(lambda: served.gateway.receipts.told().last)
+    (line,) = [json.loads(r.message) for r in caplog.records if r.name == "muxfleet.requests"]
+    assert (line["status"], line["error"], line["output_tokens"]) == (200, "UnitsLost", 5)
+    (receipt,) = served.gateway.receipts.told().last
+    assert receipt.error != ""

@@ -8,6 +8,7 @@ import pytest
 from fake_unit import FakeUnit, eventually, fleet_view
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from real_unit import MODEL as REAL
 from real_unit import real_fleet
 
@@ -16,6 +17,7 @@ from pdmux_actor.scheduling.decision import Decision, DecisionKind
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.step_spans import StepSpans, runs_of
 from router.http.app import create_app
+from router.limits import GatewayLimits
 from router.serving.gateway import Gateway
 from router.telemetry.tracing import RequestSpans
 
@@ -47,6 +49,24 @@ async def test_spans__request_with_a_parent__queue_prefill_decode_below_it(token
     assert served.attributes["muxfleet.unit"] == "unit-a"
     assert refused.attributes["error.type"] == "ModelNotFound"
     assert refused.attributes["http.response.status_code"] == 404
+
+
+async def test_spans__stream_that_ends_with_an_error__say_so_though_its_status_was_200(tokenizer_folder) -> None:
+    exported = InMemorySpanExporter()
+    gateway = Gateway(GatewayLimits(max_attempts=1))
+    app = create_app(gateway, spans=RequestSpans(SimpleSpanProcessor(exported), version="test"))
+    async with (
+        FakeUnit(fuse=[5]) as unit,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as http,
+    ):
+        gateway.update_view(fleet_view(unit, source=tokenizer_folder))
+        body = {"model": MODEL, "prompt": "hi", "max_tokens": 30, "stream": True}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+    await gateway.close()
+
+    (request,) = [s for s in exported.get_finished_spans() if s.name.startswith("POST")]
+    assert request.attributes["error.type"] == "UnitsLost"
+    assert request.status.status_code is StatusCode.ERROR
 
 
 async def test_spans__of_an_engine__lie_below_the_request_and_count_its_steps(tmp_path) -> None:
