@@ -257,7 +257,6 @@ class Gateway:
         context = await self._context_for(card, caller, report, longest)
         gives_way = caller.priority is Priority.LOW
         generations = embedding_generations(card, prompts, context, report, gives_way=gives_way)
-        self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         outputs = [self._runner.run(generation, caller, report) for generation in generations]
         return EmbeddingsResponse(
             interleave(so_many_at_once(outputs, self.limits.max_choices)),
@@ -316,7 +315,6 @@ class Gateway:
         sampling = partial(request.sampling, form=form, bad_words=bad_words)
         gives_way = caller.priority is Priority.LOW
         generations = generations_of(card, request, prompts, param, context, report, sampling, gives_way=gives_way)
-        self.metrics.prompt_tokens.labels(card.model).inc(prompt_tokens)
         return GenerationResponse(
             interleave([self._outputs(generation, request, caller, report) for generation in generations]),
             reply,

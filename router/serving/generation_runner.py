@@ -154,8 +154,10 @@ class GenerationRunner:
     async def run(self, generation: Generation, caller: Caller, report: ServiceReport) -> AsyncGenerator[Output, None]:
         """Runs a generation as `GenerationRelay.run` does; raises what admission raises, too."""
         started_s = self._clock()
-        patience_s = self._limits.hold_s if caller.ttft_s is None else caller.ttft_s
-        request = generation.admission_request(caller, deadline_s=started_s + patience_s)
+        # Each input of a request for embeddings waits for those before it, and counts from its own turn.
+        came_s = started_s if generation.embeds else report.started_s
+        deadline_s = started_s + self._limits.hold_s if caller.ttft_s is None else came_s + caller.ttft_s
+        request = generation.admission_request(caller, deadline_s=deadline_s)
         was_cold = not self._scheduler.is_ready(generation.model)
         try:
             with self._metrics.queued.labels(generation.model).track_inprogress():
@@ -170,22 +172,18 @@ class GenerationRunner:
             raise
         now_s = self._clock()
         choice = admitted.choice
-        exemplar = generation.exemplar
-        self._metrics.queue_time.labels(generation.model).observe(now_s - started_s, exemplar)
-        if was_cold:
-            self._metrics.cold_start.labels(generation.model).observe(now_s - started_s, exemplar)
-        self._metrics.choices.labels(choice.reason).inc()
-        self._metrics.prefix_tokens.labels(generation.model).inc(choice.prefix_tokens)
+        cold_s = now_s - started_s if was_cold else None
+        self._note_admission(generation, choice, queue_s=now_s - came_s, cold_s=cold_s)
         report.admitted(
             choice.unit_id,
             now_s,
-            cold_s=now_s - started_s if was_cold else 0.0,
+            cold_s=cold_s or 0.0,
             predicted_ttft_s=choice.predicted_ttft_s,
             prefix_tokens=choice.prefix_tokens,
             ahead_s=choice.before_s,
         )
         self._reports[generation.request_id] = report
-        stopwatch = self._metrics.stopwatch(generation.model, generation.slo, started_s, exemplar)
+        stopwatch = self._metrics.stopwatch(generation.model, generation.slo, came_s, generation.exemplar)
         finished = False
         try:
             with self._metrics.in_flight.labels(generation.model).track_inprogress():
@@ -212,6 +210,19 @@ class GenerationRunner:
                 tbt_met=stopwatch.tbt_met,
             )
             self._room.pump(generation.model)
+
+    def _note_admission(
+        self, generation: Generation, choice: UnitChoice, *, queue_s: float, cold_s: float | None
+    ) -> None:
+        """`cold_s` is the part of the wait in which no unit had the model ready; None: one had."""
+        metrics, model, exemplar = self._metrics, generation.model, generation.exemplar
+        metrics.queue_time.labels(model).observe(queue_s, exemplar)
+        if cold_s is not None:
+            metrics.cold_start.labels(model).observe(cold_s, exemplar)
+        metrics.choices.labels(choice.reason).inc()
+        metrics.prompt_tokens.labels(model).inc(generation.charged_prompt_tokens)
+        if not generation.shares_prompt:
+            metrics.prefix_tokens.labels(model).inc(choice.prefix_tokens)
 
     def _charge(self, caller: Caller, tokens: int) -> None:
         self._spend(caller.key_id, tokens)
