@@ -89,16 +89,18 @@ class GatewayScheduler:
         finally:
             self._held[model] -= 1
 
-    def turned_away(self, model: str) -> int:
+    def turned_away(self, model: str, *, is_judged: bool) -> int:
         """A full queue was seen before the request was worked on. Returns when to try again."""
         self._arrivals.asked(model, 0)
-        self._arrivals.shed(model)
+        if is_judged:
+            self._arrivals.shed(model)
         return self.admission.retry_after_s(model)
 
-    def gave_up(self, model: str, prompt_tokens: int, now_s: float) -> int:
+    def gave_up(self, model: str, prompt_tokens: int, now_s: float, *, is_judged: bool) -> int:
         """A held request waited in vain. Returns in how many seconds trying again makes sense."""
         self._arrivals.asked(model, prompt_tokens)
-        self._arrivals.no_capacity(model)
+        if is_judged:
+            self._arrivals.no_capacity(model)
         return self.admission.no_capacity(model, now_s).retry_after_s
 
     def pump(self, now_s: float, model: str | None = None) -> Sequence[tuple[AdmissionRequest, Outcome]]:
@@ -126,9 +128,9 @@ class GatewayScheduler:
 
     def _note(self, request: AdmissionRequest, outcome: Outcome, now_s: float) -> None:
         match outcome:
-            case Shed():
+            case Shed() if not request.gives_way:
                 self._arrivals.shed(request.model)
-            case NoCapacity():
+            case NoCapacity() if not request.gives_way:
                 self._arrivals.no_capacity(request.model)
             case Admit(came_s=came_s):
                 due_s = came_s + request.slo.ttft_s
@@ -199,7 +201,11 @@ class GatewayScheduler:
             request_id, output_tokens=running.tokens, had_first_token=running.has_token, finished=finished
         )
         self._arrivals.ended(
-            running.request.model, output_tokens=running.tokens, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met
+            running.request.model,
+            output_tokens=running.tokens,
+            finished=finished and not running.request.gives_way,
+            ttft_met=ttft_met,
+            tbt_met=tbt_met,
         )
 
     # ---- reports ----

@@ -54,6 +54,11 @@ class Caller:
         )
 
     @property
+    def is_judged(self) -> bool:
+        """Says whether its requests count in figures of requests in time: low ones have what others leave."""
+        return self.priority is not Priority.LOW
+
+    @property
     def service_tier(self) -> str:
         """Returns what OpenAI calls the priority."""
         return _TIER_NAMES[self.priority]

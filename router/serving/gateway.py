@@ -202,7 +202,7 @@ class Gateway:
         Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs.
         """
         caller = caller.asking(request.asked_priority, request.session_id)
-        card = self._enter(request.model, caller.request_id)
+        card = self._enter(request.model, caller)
         report = self._report(card, caller)
         prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
         reply = chat_reply(request, caller, prompt.token_ids) if make_reply is None else make_reply(card.model)
@@ -210,12 +210,12 @@ class Gateway:
 
     async def prompt_of(self, request: ChatCompletionRequest) -> Prompt:
         """Makes the prompt that the request would have. Raises a RouterError."""
-        card = self._enter(request.model)
+        card = self.card(request.model)
         return await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenized:
         """Raises a RouterError."""
-        card = self._enter(request.model)
+        card = self.card(request.model)
         longest = self.limits.max_prompt_tokens
         token_ids, names = await tokenize(request, card, self._tokenizers, max_tokens=longest)
         context = self.view.context(card.model)
@@ -224,14 +224,14 @@ class Gateway:
 
     async def detokenize(self, request: DetokenizeBody) -> Detokenized:
         """Raises a RouterError."""
-        card = self._enter(request.model)
+        card = self.card(request.model)
         longest = self.limits.max_prompt_tokens
         return Detokenized(prompt=await detokenize(request, card, self._tokenizers, max_tokens=longest))
 
     async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
         """Answers a completion as `chat` does a chat."""
         caller = caller.asking(request.asked_priority, request.session_id)
-        card = self._enter(request.model)
+        card = self._enter(request.model, caller)
         if len(request.prompts) * request.num_choices > self.limits.max_choices:
             message = f"Prompts times n, or best_of, exceed {self.limits.max_choices} choices; send fewer per request."
             raise InvalidRequest(message, param="prompt")
@@ -248,7 +248,7 @@ class Gateway:
 
     async def embed(self, request: EmbeddingsRequest, caller: Caller = ANYBODY) -> EmbeddingsResponse:
         """Answers what texts mean as `chat` does a chat. Inputs beyond `max_choices` wait for those before them."""
-        card = self._enter(request.model, caller.request_id)
+        card = self._enter(request.model, caller)
         report = self._report(card, caller)
         prompts = await embedding_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
         prompt_tokens = report.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
@@ -265,16 +265,17 @@ class Gateway:
             report=report,
         )
 
-    def _enter(self, model: str, request_id: str = "") -> ModelCard:
+    def _enter(self, model: str, caller: Caller) -> ModelCard:
         """Raises what `card` raises, and:
         Overloaded: its queue is full of what nobody would give way for; said before the prompt is worked on.
         """
         card = self.card(model)
         admission = self.scheduler.admission
         if admission.num_waiting(model) >= self.limits.max_queued and not admission.queues.size(model):
-            self.metrics.shed.labels(model).inc()
-            self.events.shed(model=model, request_id=request_id)
-            raise Overloaded(model=model, retry_after_s=self.scheduler.turned_away(model))
+            self.metrics.shed.labels(model).inc(int(caller.is_judged))
+            self.events.shed(model=model, request_id=caller.request_id)
+            retry_after_s = self.scheduler.turned_away(model, is_judged=caller.is_judged)
+            raise Overloaded(model=model, retry_after_s=retry_after_s)
         return card
 
     def _longest(self, card: ModelCard) -> int:
@@ -378,11 +379,11 @@ class Gateway:
                 left_s = patience_s - (self.clock() - started_s)
                 if left_s <= 0:
                     now_s = self.clock()
-                    self.metrics.unserved.labels(card.model).inc()
+                    self.metrics.unserved.labels(card.model).inc(int(caller.is_judged))
                     self.events.failed(
                         model=card.model, unit="", request_id=caller.request_id, reason="no unit came for it in time"
                     )
-                    retry_after_s = self.scheduler.gave_up(card.model, prompt_tokens, now_s)
+                    retry_after_s = self.scheduler.gave_up(card.model, prompt_tokens, now_s, is_judged=caller.is_judged)
                     raise self.absence.error(card.model, now_s - started_s, retry_after_s)
                 await self.view.changed(left_s)
         self.metrics.cold_start.labels(card.model).observe(self.clock() - started_s)

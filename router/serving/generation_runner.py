@@ -163,11 +163,11 @@ class GenerationRunner:
             with self._metrics.queued.labels(generation.model).track_inprogress():
                 admitted = await self._room.enter(request, report.waits)
         except Overloaded:
-            self._metrics.shed.labels(generation.model).inc()
+            self._metrics.shed.labels(generation.model).inc(int(caller.is_judged))
             self._events.shed(model=generation.model, request_id=caller.request_id)
             raise
         except ModelUnavailable as error:
-            self._metrics.unserved.labels(generation.model).inc()
+            self._metrics.unserved.labels(generation.model).inc(int(caller.is_judged))
             self._note_failure(generation, "", error)
             raise
         now_s = self._clock()
@@ -265,8 +265,8 @@ class GenerationRunner:
         if self._scheduler.produced(generation.request_id, output.num_tokens, now_s):
             self._room.pump(generation.model)
         if output.finish is not None:
-            stopwatch.on_finish()
-            if not report.in_time:
+            stopwatch.on_finish(is_judged=not generation.gives_way)
+            if not (report.in_time or generation.gives_way):
                 self._events.missed(generation.model, report)
 
 

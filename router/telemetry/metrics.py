@@ -217,10 +217,13 @@ class GenerationStopwatch:
         self._gap.observe(elapsed_s, self._exemplar)
         return elapsed_s
 
-    def on_finish(self) -> None:
+    def on_finish(self, *, is_judged: bool = True) -> None:
+        """`is_judged`: it counts in the figures of requests in time."""
         metrics, model = self._metrics, self._model
-        metrics.answers.labels(model).inc()
         metrics.duration.labels(model).observe(self._previous_s - self._started_s, self._exemplar)
+        if not is_judged:
+            return
+        metrics.answers.labels(model).inc()
         metrics.slo_met.labels(model, "ttft").inc(int(self.ttft_met))
         metrics.slo_met.labels(model, "tbt").inc(int(self.tbt_met))
         metrics.in_time.labels(model).inc(int(self.ttft_met and self.tbt_met))
