@@ -20,13 +20,17 @@ async def read_parts(
     outputs: AsyncGenerator[Output, None], reply: OpenedReply, *, streams: bool, max_calls: int | None
 ) -> AsyncGenerator[Output, None]:
     """Outputs with their parts apart. Of a reply that does not stream, all of it comes with the last one; calls beyond
-    `max_calls` are left out. Tokens without a text are not told: nobody knows of which part they are.
+    `max_calls` are left out. Of a stream, tokens whose text waits (half a character, a space that may end a part) are
+    told as unshown, but for those of a call.
     """
     held: list[Output] = []
     num_calls = 0
+    is_call = False
     async with aclosing(outputs) as coming:
         async for output in coming:
-            if output.unshown_tokens and not output.num_tokens and output.finish is None:
+            if output.unshown_tokens and not (output.num_tokens or output.prompt or output.finish is not None):
+                if streams and not is_call:
+                    yield output
                 continue
             held.append(output)
             if not streams and output.finish is None:
@@ -36,6 +40,7 @@ async def read_parts(
             left = None if max_calls is None else max_calls - num_calls
             merged = _merged(output, parts, [one.num_tokens for one in held], left)
             num_calls += len(merged.tool_calls)
+            is_call = parts[-1].is_call
             held.clear()
             yield merged
 
@@ -52,11 +57,13 @@ async def without_completion(outputs: AsyncGenerator[Output, None]) -> AsyncGene
 
 def _merged(output: Output, parts: list[ReplyParts], num_tokens: list[int], max_calls: int | None) -> Output:
     calls = [call for part in parts for call in part.tool_calls][:max_calls]
+    text, reasoning = "".join(part.text for part in parts), "".join(part.reasoning for part in parts)
+    is_shown = bool(text or reasoning or calls) or parts[-1].is_call
     return replace(
         output,
-        text="".join(part.text for part in parts),
-        reasoning="".join(part.reasoning for part in parts),
-        unshown_tokens=0,
+        text=text,
+        reasoning=reasoning,
+        unshown_tokens=0 if is_shown else output.num_tokens,
         tool_calls=tuple(ToolCall(call_id=_call_id(), name=call.name, arguments=call.arguments) for call in calls),
         reasoning_tokens=sum(tokens for part, tokens in zip(parts, num_tokens, strict=True) if part.is_reasoning),
     )

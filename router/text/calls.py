@@ -143,12 +143,15 @@ class CalledTool(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplyParts(msgspec.Struct, frozen=True, array_like=True):
-    """Holds what a piece of text added to a reply; `is_reasoning`: the piece belongs to the reasoning."""
+    """Holds what a piece of text added to a reply; `is_reasoning`: the piece belongs to the reasoning; `is_call`: it
+    ends in the midst of a call, which is told when it is whole.
+    """
 
     text: str = ""
     reasoning: str = ""
     tool_calls: list[CalledTool] = []
     is_reasoning: bool = False
+    is_call: bool = False
 
 
 class ReplyRead(msgspec.Struct, frozen=True, tag="read"):

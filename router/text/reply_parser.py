@@ -55,7 +55,8 @@ class ReplyParser:
         if ends:
             answer.append(self._rest())
         is_reasoning = was_reasoning or (self._region in REASONING_FIELDS and not "".join(answer))
-        return ReplyParts("".join(answer), "".join(reasoning), calls, is_reasoning or bool(reasoning))
+        is_call = self._region is not None and self._is_structured(self._region)
+        return ReplyParts("".join(answer), "".join(reasoning), calls, is_reasoning or bool(reasoning), is_call)
 
     def _take(self, event: Mapping[str, Any], answer: list[str], reasoning: list[str], calls: list[CalledTool]) -> None:
         field = event["field"]

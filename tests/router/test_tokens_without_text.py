@@ -4,8 +4,9 @@ import json
 
 import httpx
 import pytest
-from fake_unit import FakeUnit
+from fake_unit import FakeUnit, write_byte_tokenizer
 from prometheus_client.parser import text_string_to_metric_families
+from test_tools import CALL, HERMES, WEATHER
 
 MODEL = "demo/bytes"
 TOKENS = 8
@@ -71,3 +72,50 @@ async def test_unit_dies_between_two_halves__text_is_whole_and_counted_once(serv
 
     assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == "ü" * (TOKENS // 2)
     assert chunks[-1]["usage"]["completion_tokens"] == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a\n\nb", ["a", "", "", "\n\nb"]),  # whitespace before a part of its own would be left out
+        ("üü", ["", "ü", "", "ü"]),
+        ("a<b", ["a", "", "<b"]),  # a call may begin there
+    ],
+)
+async def test_chat__of_a_reply_that_is_read__a_chunk_for_each_token(serve, tmp_path, text, told) -> None:
+    chunks = await read_for_calls(await serve(of_halves(text)), tmp_path)
+
+    assert [d["content"] for d in chunks if d] == told
+
+
+async def test_chat__calls_a_tool__nothing_is_told_before_the_call_is_whole(serve, tmp_path) -> None:
+    chunks = await read_for_calls(await serve(of_halves("a" + CALL % "Paris")), tmp_path)
+
+    begin = len("<tool_call>")  # until it is there, it may be text
+    assert [d["content"] for d in chunks[: begin + 1]] == ["a"] + [""] * begin
+    (call,) = [d["tool_calls"][0]["function"] for d in chunks if "tool_calls" in d]
+    assert json.loads(call["arguments"]) == {"city": "Paris"}
+    assert len(chunks) == begin + 3, "the call and the end follow"
+
+
+async def read_for_calls(served, folder) -> list[dict]:
+    served.folder = write_byte_tokenizer(folder / "hermes", chat_template=HERMES)
+    served.show(*served.units)
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": [WEATHER], "max_tokens": 500}
+    _, *chunks = await streamed(served.url, "/v1/chat/completions", **asked)
+    return [chunk["choices"][0]["delta"] for chunk in chunks]
+
+
+async def test_prompt_logprobs__of_a_reply_that_is_read__are_told_though_it_begins_with_half_a_character(
+    serve, tmp_path
+) -> None:
+    served = await serve(of_halves())
+    served.folder = write_byte_tokenizer(tmp_path / "hermes", chat_template=HERMES)
+    served.show(*served.units)
+    body = {"model": MODEL, "max_tokens": TOKENS, "prompt_logprobs": 0, "tools": [WEATHER]}
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/chat/completions", json=body | {"messages": [{"role": "user", "content": "x"}]})
+
+    told = reply.json()
+    assert len(told["prompt_logprobs"]) == told["usage"]["prompt_tokens"]
+    assert told["choices"][0]["message"]["content"] == "ü" * (TOKENS // 2)
