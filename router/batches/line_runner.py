@@ -45,7 +45,7 @@ async def result_of(
         except RouterError as error:
             shape = shape_of(error)
             if not shape.should_retry:
-                return _answered(line, request_id, shape.status, error_body(error))
+                return _answered(line, request_id, shape.status, error_body(error, request.endpoint))
             await sleep(min(_MOST_PAUSE_S, max(pause_s, error.retry_after_s or 0)))
             pause_s *= 2
         except Exception:
