@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.executor.base import Executor, KvMover, WarmingExecutor
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.prefix_kv import NOTHING_KEPT, KeptRows, PrefixRows
@@ -143,11 +144,8 @@ class EngineLoop:
 
     def _handle(self, event: Event, now_s: float) -> None:
         match event:
-            case AttachModel(info=info, quota_blocks=quota_blocks):
-                self._executor.attach_model(info, self.scheduler.attach_model(info, quota_blocks))
-                self._next_report_s = now_s
-                self._awaited.append(_Awaited(event))
-                self._tell_who_is_ready()
+            case AttachModel():
+                self._attach(event, now_s)
             case ReadDecisions(last=last, answer=answer):
                 answer(now_s, self.scheduler.log.decisions(last))
             case ReadPrefix(answer=answer):
@@ -160,6 +158,21 @@ class EngineLoop:
                 self.scheduler.on_event(event, now_s)
                 self._next_report_s = min(self._next_report_s, now_s + _REPORT_EVERY_S)
                 self._detach()
+
+    def _attach(self, event: AttachModel, now_s: float) -> None:
+        table = self.scheduler.attach_model(event.info, event.quota_blocks)
+        try:
+            self._executor.attach_model(event.info, table)
+        except ModelLoadError as error:
+            if event.on_failed is None:
+                raise
+            event.on_failed(error)  # others are served on
+            return
+        self._next_report_s = now_s
+        if event.on_attached is not None:
+            event.on_attached()
+        self._awaited.append(_Awaited(event))
+        self._tell_who_is_ready()
 
     def _read_prefix(self, asked: ReadPrefix) -> PrefixRows | None:
         mover, prompt = self._executor, self.scheduler.prefixes().of(asked.prompt)

@@ -48,7 +48,11 @@ class Executor(Protocol):
         ...
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
-        """Gives the executor the row table `[max_rows, blocks_per_row]` that the block pool fills in place."""
+        """Gives the executor the row table `[max_rows, blocks_per_row]` that the block pool fills in place.
+
+        Raises:
+            ModelTooLarge: the device has no room for what launches of it need; its weights have gone, too.
+        """
         ...
 
     def detach_model(self, model: str) -> None:

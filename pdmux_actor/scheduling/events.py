@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.kv.prefix_kv import KeptRows, PrefixRows, PromptStart
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.model_info import ModelInfo
@@ -27,15 +28,18 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AttachModel:
-    """The executor holds the model's weights; requests for it are welcome from now on. `on_ready` is called on the
-    engine thread when it is as fast as it will be, or has gone: it must not block. Until then `on_warming` is told how
-    many of its graphs are captured, and of how many.
+    """The executor holds the model's weights; requests for it are welcome once `on_attached` is called. `on_ready` is,
+    when it is as fast as it will be, or has gone. Until then `on_warming` is told how many of its graphs are captured,
+    and of how many. `on_failed` is told that there is no room for it, and has it removed. On the engine thread: they
+    must not block.
     """
 
     info: ModelInfo
     quota_blocks: int
     on_ready: Callable[[], None] | None = None
     on_warming: Callable[[int, int], None] | None = None
+    on_attached: Callable[[], None] | None = None
+    on_failed: Callable[[ModelLoadError], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
@@ -25,6 +25,15 @@ from pdmux_actor.serving.notice_sender import NoticeSender, ReadProgress
 from pdmux_actor.serving.sleeping_models import Origin, SleepingModels
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NoRoom:
+    """The engine could not attach what was loaded."""
+
+    call: int
+    model: str
+    error: ModelLoadError
 
 
 class LoadedModels:
@@ -53,7 +62,7 @@ class LoadedModels:
         self._attached: dict[str, ModelInfo] = {}
         self._quota_blocks: dict[str, int] = {}
         self._bases: dict[str, str] = {}  # of adapters
-        self._orders: SimpleQueue[LoadModelCommand | RemoveModelCommand | ResizePoolCommand] = SimpleQueue()
+        self._orders: SimpleQueue[LoadModelCommand | RemoveModelCommand | ResizePoolCommand | _NoRoom] = SimpleQueue()
         self._detached: SimpleQueue[str] = SimpleQueue()
         threading.Thread(target=self._work, name="loaded-models", daemon=True).start()
 
@@ -85,6 +94,8 @@ class LoadedModels:
                     self._remove(command)
                 case ResizePoolCommand() as command:
                     self._resize(command)
+                case _NoRoom() as failed:
+                    self._let_go(failed)
 
     def _resize(self, command: ResizePoolCommand) -> None:
         if not self._attached:
@@ -108,22 +119,30 @@ class LoadedModels:
             self._on_loaded(command, info)
             self._quota_blocks[command.model] = command.quota_blocks
             self._tell_sleepers()
-            answer = partial(self._answer, command, info)
+            answer, failed = partial(self._answer, command, info), partial(self._note_failure, command)
             if command.base is not None:
                 self._bases[command.model] = command.base
                 self._inbox.put(AttachAdapter(command.model, command.base, command.quota_blocks))
                 answer()
             elif is_woken:  # somebody waits for it
-                self._inbox.put(AttachModel(info, command.quota_blocks))
-                answer()
+                self._inbox.put(AttachModel(info, command.quota_blocks, on_attached=answer, on_failed=failed))
             else:
-                self._inbox.put(
-                    AttachModel(info, command.quota_blocks, answer, partial(self._tell_captured, info.model))
-                )
+                tell_captured = partial(self._tell_captured, info.model)
+                self._inbox.put(AttachModel(info, command.quota_blocks, answer, tell_captured, on_failed=failed))
 
     def _answer(self, command: LoadModelCommand, info: ModelInfo) -> None:
         """May be on the engine's thread, while another model is loading."""
         self._sender.send(answered(command.call, self._longest(info, self._bases.copy())))
+
+    def _note_failure(self, command: LoadModelCommand, error: ModelLoadError) -> None:
+        """On the engine's thread."""
+        self._orders.put(_NoRoom(call=command.call, model=command.model, error=error))
+
+    def _let_go(self, failed: _NoRoom) -> None:
+        """Of a model that was loaded, and for whose launches there was no room."""
+        if failed.model in self._attached:
+            self._take_out(failed.model)
+        self._sender.send(CallFailed(failed.call, failed.error.reason, failed.error.remedy))
 
     def _tell_captured(self, model: str, done_graphs: int, total_graphs: int) -> None:
         self._sender.send(GraphsCaptured(model, done_graphs, total_graphs))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pdmux_actor.errors import ModelTooLarge
+from pdmux_actor.errors import ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
 from pdmux_actor.scheduling.events import AttachModel, RemoveModel
 from pdmux_actor.serving.commands import (
@@ -43,7 +43,13 @@ class NoInbox:
     def put(self, event):
         match event:
             case AttachModel(info=info, on_ready=on_ready, on_warming=on_warming):
-                self.executor.attach_model(info, None)
+                try:
+                    self.executor.attach_model(info, None)
+                except ModelLoadError as error:
+                    event.on_failed(error)
+                    return
+                if event.on_attached is not None:
+                    event.on_attached()
                 if on_warming is not None and self.holds_back:
                     on_warming(3, 8)
                 self.ready.append(on_ready)
@@ -135,6 +141,27 @@ def test_loaded_models__model_that_wakes__is_answered_at_once_since_somebody_wai
         told += [t.call for t in [sent.get(timeout=60)] if isinstance(t, Answered)]
     assert told == [1, 2, 3]
     assert ready[1] is None
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_loaded_models__no_room_for_launches_of_a_model__fails_that_call_and_the_next_one_works(
+    make_loaded_models, monkeypatch, sleeps
+):
+    load, order = make_loaded_models(memory_is_host=False)
+    if sleeps:
+        load("a")
+        order(RemoveModelCommand(2, "a", sleep=True))
+
+    def refuse(self, info, table):
+        raise ModelTooLarge(model=info.model, reason="its rows' blocks take 9 bytes", remedy="lower kv_memory")
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(CrowdedExecutor, "attach_model", refuse)
+        *_, failed = load("a")
+
+    assert (failed.call, failed.reason, failed.remedy) == (1, "its rows' blocks take 9 bytes", "lower kv_memory")
+    *_, loaded = load("a")
+    assert isinstance(loaded, Answered)
 
 
 def drained(sent):
