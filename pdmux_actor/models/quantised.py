@@ -19,7 +19,9 @@ from profiler.weight_formats import WEIGHT_FORMATS
 _INT8_MAX = 127
 _UINT8_ZERO = 128  # oneDNN's fast kernels take unsigned activations
 _PACKED_FOR_TOKENS = 16
-_CUDA_INNER_TILES = 8
+_CUDA_INNER_TILES = (8, 4, 2)  # of 16 columns each, as many as a row has a multiple of
+_CUDA_TILE_COLUMNS = 16
+_UNFOLDED_BYTES = 64 << 20  # of a weight's plain numbers that are there at once, on a GPU
 _INT4_ROWS_AT_ONCE = 512  # packing takes levels of four bytes; its tiles have 64 rows, or 32 at the end
 
 
@@ -59,6 +61,8 @@ class Int8Linear:
 
     On an x86 CPU each token's activations are rounded to 8 bits with a scale of their own (torchao's int8 dynamic
     activations), and the product is one of integers: exact, and the same in any batch. Elsewhere they stay as they are.
+    A GPU multiplies with some rows of W after the other, in plain numbers: torch's kernel for levels (2.11, and months
+    later) has one thread walk along a row for each number of the product, which takes seconds for a prompt.
     """
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None, *, packed: bool = True) -> None:
@@ -106,14 +110,26 @@ class Int8Linear:
         return Int8Linear(weight, None if self.bias is None else self.bias.clone())
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if not self._rounds_activations:
-            product: Tensor = torch.ops.aten._weight_int8pack_mm(inputs, self._levels, self._scale)
-        else:
+        if inputs.device.type != "cpu":
+            product = self._unfolded_product(inputs)
+        elif self._rounds_activations:
             product = self._integer_product(inputs)
+        else:
+            product = torch.ops.aten._weight_int8pack_mm(inputs, self._levels, self._scale)
         return product if self.bias is None else product.add_(self.bias)
 
     def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
         return addend.add_(self(inputs))
+
+    def _unfolded_product(self, inputs: Tensor) -> Tensor:
+        num_rows, columns = self._levels.shape
+        rows_at_once = max(1, _UNFOLDED_BYTES // (columns * inputs.itemsize))
+        product = inputs.new_empty(len(inputs), num_rows)
+        for first in range(0, num_rows, rows_at_once):
+            rows = slice(first, first + rows_at_once)
+            weight = self._levels[rows] * self._scale[rows, None]
+            torch.mm(inputs, weight.t(), out=product[:, rows])
+        return product
 
     def _integer_product(self, inputs: Tensor) -> Tensor:
         """Takes x for s (q - 128), with s = max |x| / 127 for each token."""
@@ -160,7 +176,8 @@ class Int4Linear:
             )
         else:
             pairs = (levels[:, ::2] << 4) | levels[:, 1::2]
-            packed = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), _CUDA_INNER_TILES)
+            tiles = next(n for n in _CUDA_INNER_TILES if levels.shape[1] % (n * _CUDA_TILE_COLUMNS) == 0)
+            packed = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), tiles)
         scales = torch.stack((weight.scale.t(), weight.middle.t()), dim=2).contiguous()
         return cls(packed, scales, levels.shape[1] // weight.scale.shape[1], bias)
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from pdmux_actor.models import quantised
 from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear, projection_maker
-from pdmux_actor.models.quantised_weight import rounded_to_int4, rounded_to_int8
+from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 from pdmux_actor.models.stored_levels import StoredLevels
 from pdmux_actor.models.weights import torch_dtype
 from profiler.specs import ModelSpec
@@ -149,3 +150,46 @@ def test_int4__of_any_group_and_dtype__takes_the_memory_that_plans_count(group: 
     assert kept is not None
     counted = WEIGHT_FORMATS[spec.weights].product_bytes(256, 128, spec.dtype_bytes)
     assert sum(Int4Linear.of(kept).tensor_bytes) == counted
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+def test_int8__some_rows_at_a_time_as_on_a_gpu__multiplies_what_it_holds(
+    dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantised, "_UNFOLDED_BYTES", 5 * COLUMNS * dtype.itemsize)
+    projection = made("int8", dtype, has_bias=False)
+    assert isinstance(projection, Int8Linear)
+    inputs = torch.randn(7, COLUMNS, generator=torch.Generator().manual_seed(2)).to(dtype)
+    exact = inputs.double() @ projection.weight.double().t()
+
+    with torch.inference_mode():
+        product = Int8Linear(projection.quantised, packed=False)._unfolded_product(inputs)
+
+    assert product.dtype == dtype
+    assert (product.double() - exact).norm() / exact.norm() < tolerance
+
+
+def test_int8__on_a_gpu__is_no_product_of_torchs_slow_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes each number by one thread."""
+
+    def slow(*arguments: object) -> None:
+        raise AssertionError("a thread for each number")
+
+    monkeypatch.setattr(torch.ops.aten, "_weight_int8pack_mm", slow)
+    weight = rounded_to_int8(torch.randn(ROWS, COLUMNS)).placed(lambda tensor: tensor.to("meta"))
+    bias = torch.zeros(ROWS, device="meta")
+
+    product = Int8Linear(weight, bias)(torch.randn(3, COLUMNS, device="meta"))
+
+    assert (product.shape, product.dtype) == ((3, ROWS), torch.float32)
+
+
+@pytest.mark.parametrize("columns", [32, 64, 96, 128, 576, 640])
+def test_int4__in_the_layout_of_a_gpu__all_levels_are_there(columns: int) -> None:
+    """A tensor without numbers tells what shape the GPU's kernel would make, which takes whole tiles only."""
+    groups = torch.empty(ROWS, columns // 32, device="meta")
+    levels = torch.empty(ROWS, columns, dtype=torch.uint8, device="meta")
+
+    packed_bytes, _ = Int4Linear.of(QuantisedWeight(levels=levels, scale=groups, middle=groups)).tensor_bytes
+
+    assert packed_bytes == ROWS * columns // 2
