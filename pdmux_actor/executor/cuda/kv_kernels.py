@@ -4,6 +4,7 @@ A row's physical blocks stand in a device table `[max_rows, blocks_per_row]` of 
 rows, never blocks, so that no table of layers x heads crosses the bus.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -88,10 +89,11 @@ def store_kv(
     tokens_per_row: int,
 ) -> None:
     """pool: [blocks, elements]; rows, positions: int32 [tokens], row -1 is padding; key, value: [tokens, kv_heads,
-    head_dim] with equal strides.
+    head_dim].
     """
     num_tokens, kv_heads, head_dim = key.shape
-    assert key.stride() == value.stride()
+    if key.stride() != value.stride():  # of a model that runs by transformers' code, as its projections are laid
+        key, value = torch.stack((key, value)).unbind()
     assert key.stride(2) == 1, "a head's elements lie side by side"
     if num_tokens:
         _store_kernel[(num_tokens,)](
