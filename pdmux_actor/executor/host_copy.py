@@ -73,10 +73,24 @@ class HostRegion:
             self._pinning.pin(piece)
             self._pinned.append(piece)
 
-    def unpin(self) -> None:
-        """Nothing copies from or to it any more."""
-        while self._pinning is not None and self._pinned:
-            self._pinning.unpin(self._pinned.pop())
+    def let_go_of_a_piece(self) -> bool:
+        """Unlocks a piece, and gives its pages back to the system: nobody reads them or copies to them any more.
+        Returns whether one was locked.
+        """
+        if self._pinning is None or not self._pinned:
+            return False
+        piece = self._pinned.pop()
+        self._pinning.unpin(piece)
+        first_byte = piece.data_ptr() - self.whole.data_ptr()
+        # To unmap all of a large model at once takes as long as several steps.
+        if hasattr(mmap, "MADV_DONTNEED") and first_byte % mmap.PAGESIZE == 0:
+            self._pages.madvise(mmap.MADV_DONTNEED, first_byte, piece.nbytes)
+        return True
+
+    def let_go(self) -> None:
+        """Lets go of all pieces."""
+        while self.let_go_of_a_piece():
+            pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The adapters of a torch executor's models."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -34,8 +35,17 @@ class LoadedAdapters:
         self._share, self._upload = share, upload
         self._slots: dict[str, AdapterSlots] = {}  # those of its base, by adapter
 
-    def load(self, model: str, base: _Held, source: str, revision: str | None) -> None:
-        """Reads an adapter of `base`. Raises ModelLoadError."""
+    def load(
+        self,
+        model: str,
+        base: _Held,
+        source: str,
+        revision: str | None,
+        on_read: Callable[[str, int], None] = lambda what, num_bytes: None,
+    ) -> None:
+        """Reads an adapter of `base`. `on_read` is told what takes how many bytes, before any is taken where the base
+        is. Raises ModelLoadError.
+        """
         decoder = base.decoder
         if not isinstance(decoder, Decoder):
             raise ModelLoadError(
@@ -47,6 +57,7 @@ class LoadedAdapters:
             whole = base.info.whole or base.info.spec
             embedding = decoder.weights.embedding
             adapter = share_of(read_adapter(model, source, revision, whole, embedding.dtype), self._share, whole)
+            on_read("its matrices", adapter.num_bytes)
             decoder.adapters.load(model, adapter.mapped(partial(moved, embedding.device, self._upload)))
         self._slots[model] = decoder.adapters
 

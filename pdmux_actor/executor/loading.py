@@ -60,10 +60,12 @@ def load_decoder(
     on_progress: OnProgress = ignore_progress,
     share: RankShare = WHOLE,
     upload: Upload = copy_in_place,
+    on_admitted: Callable[[str, int], None] = lambda what, num_bytes: None,
 ) -> LoadedModel:
     """`available_bytes` are free for weights; `fastest_dtype` answers for `dtype` auto; `device` None is the CPU,
     `upload` copies to others. What is loaded, and described, is the model's `share`. With `launch_limits` there must be
-    room for what launches need beside the weights, too.
+    room for what launches need beside the weights, too. `on_admitted` is told what takes how many bytes, before any is
+    taken.
 
     Raises:
         ModelLoadError: the checkpoint is missing, broken, unsupported or too large; the message names the remedy.
@@ -81,6 +83,7 @@ def load_decoder(
     needed_bytes = _needed_bytes(config.spec, share.num_ranks, launch_limits, max_model_len)
     _check_block(model, spec, geometry, block_bytes)
     check_room(model, spec, needed_bytes, available_bytes)
+    on_admitted(needed_by(spec, needed_bytes), needed_bytes)
     info = ModelInfo(
         model=model,
         spec=spec,
@@ -200,13 +203,20 @@ def _check_block(model: str, spec: ModelSpec, geometry: KvGeometry, block_bytes:
 def check_room(model: str, spec: ModelSpec, needed_bytes: int, available_bytes: int) -> None:
     """Raises ModelTooLarge."""
     if needed_bytes > available_bytes:
-        raise ModelTooLarge(
-            model=model,
-            reason=f"its weights as {spec.weights or spec.dtype}"
-            f"{' and workspace' if needed_bytes > spec.weight_bytes else ''} take {needed_bytes} bytes, "
-            f"{available_bytes} are free",
-            remedy="use a smaller model or dtype, `weights: int8`, a smaller KV pool, or place fewer models here",
-        )
+        raise too_large(model, needed_by(spec, needed_bytes), needed_bytes, available_bytes)
+
+
+def needed_by(spec: ModelSpec, needed_bytes: int) -> str:
+    """Says for people what takes so many bytes."""
+    return f"its weights as {spec.weights or spec.dtype}{' and workspace' if needed_bytes > spec.weight_bytes else ''}"
+
+
+def too_large(model: str, what: str, needed_bytes: int, available_bytes: int) -> ModelTooLarge:
+    return ModelTooLarge(
+        model=model,
+        reason=f"{what} take {needed_bytes} bytes, {available_bytes} are free",
+        remedy="use a smaller model or dtype, `weights: int8`, a smaller KV pool, or place fewer models here",
+    )
 
 
 def _max_model_len(model: str, config: AnyConfig, requested: int | None) -> int:

@@ -62,7 +62,7 @@ def open_cuda_executor(
         default_dtype=default_dtype,
         lanes=lanes,
         device=replace(spec, memory_bytes=max(0, fillable_bytes)),
-        graphs=LaunchGraphs(CudaGraphCapture(torch.cuda) if captures else None, for_graphs),
+        graphs=LaunchGraphs(CudaGraphCapture(torch.cuda, lanes.captures) if captures else None, for_graphs),
         captures_ahead=captures,
         fuses=fuses,
         paged_flash=paged_flash(varlen),

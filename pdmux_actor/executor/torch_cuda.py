@@ -28,16 +28,14 @@ from pdmux_actor.executor.cuda.lane_rates import partition_rate
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
+from pdmux_actor.executor.cuda.model_loading import ModelLoading
+from pdmux_actor.executor.cuda.model_memory import ModelMemory
 from pdmux_actor.executor.cuda.prefix_pages import FittingFlash, PagedFlash
-from pdmux_actor.executor.cuda.warm_up import WarmedSizes, prompt_sizes, warm_up
-from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
-from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
-from pdmux_actor.executor.loaded_adapters import LoadedAdapters
-from pdmux_actor.executor.loading import LoadedModel, awakened, check_room, load_decoder
+from pdmux_actor.executor.cuda.warm_up import WarmedSizes, WarmUp, prompt_sizes
+from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.rank_share import WHOLE, RankShare
-from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.workspace import Workspace
 from pdmux_actor.scheduling.launch import (
     FIRST_DECODE_LANE,
@@ -53,13 +51,12 @@ from pdmux_actor.scheduling.launch import (
     Repartition,
     lane_number,
 )
-from placement.estimation.memory import gathered_bytes, resident_bytes
+from placement.estimation.memory import gathered_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec
 
 _LOG = logging.getLogger(__name__)
-_FASTEST_DTYPE = "bfloat16"  # on every GPU that is new enough for this executor
 
 
 class TorchCudaExecutor:
@@ -108,8 +105,6 @@ class TorchCudaExecutor:
         self._pool = self._new_pool()
         self._loaded: dict[str, LoadedModel] = {}
         self._attached: dict[str, CudaModel] = {}
-        self._asleep: dict[str, HostCopy] = {}
-        self._adapters = LoadedAdapters(upload=lanes.upload)
         self._graphs = graphs
         self._captures_ahead = captures_ahead
         self._fuses = fuses
@@ -123,6 +118,8 @@ class TorchCudaExecutor:
         self._in_flight = EnqueuedLaunches(self.now)
         self._woken = threading.Event()
         self._loss = DeviceLoss(lanes, self.wake)
+        self._memory = ModelMemory(lanes, self._free_bytes, self.wake)
+        self._loading = self._new_loading()
 
     def now(self) -> float:
         return time.perf_counter()
@@ -137,57 +134,63 @@ class TorchCudaExecutor:
     def _new_pool(self) -> torch.Tensor:
         return torch.zeros(self.total_blocks, self.block_bytes, dtype=torch.uint8, device=self._lanes.device)
 
+    def _new_loading(self) -> ModelLoading:
+        limits, lanes = self._launch_limits, self._lanes
+        prompts = prompt_sizes(limits.batch_tokens if self._captures_ahead else 0)
+        warm_up = WarmUp(
+            block_bytes=self.block_bytes,
+            device=lanes.device,
+            num_sms=self.device.num_sms,
+            sizes=WarmedSizes(prompts=prompts, sequences=limits.sequences),
+            workspace=self.workspace,
+            flash=self._flash,
+        )
+        share, free_bytes, memory, loss = self._share, self._free_bytes, self._memory, self._loss
+        return ModelLoading(lanes, warm_up, limits=limits, share=share, free_bytes=free_bytes, memory=memory, loss=loss)
+
     def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
-        with torch.inference_mode(), self._loss.noted():
-            loaded = load_decoder(
-                source.or_dtype(self._default_dtype),
-                on_progress=on_progress,
-                block_bytes=self.block_bytes,
-                available_bytes=self._free_bytes(),
-                fastest_dtype=lambda spec: _FASTEST_DTYPE,
-                device=self._lanes.device,
-                operators=TritonOperators(self.workspace),
-                launch_limits=self._launch_limits,
-                share=self._share,
-                upload=self._lanes.upload,
-            )
-            limits = self._launch_limits
-            most_tokens, num_sms = limits.batch_tokens if self._captures_ahead else 0, self.device.num_sms
-            warmed = WarmedSizes(prompts=prompt_sizes(most_tokens), sequences=limits.sequences)
-            warm_up(loaded, self.block_bytes, self.torch_device, num_sms, warmed, self.workspace, self._flash)
-        self.hold(loaded)
-        return loaded.info
+        return self.hold(self._loading.model(source.or_dtype(self._default_dtype), on_progress))
 
     def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
-        self._adapters.load(model, self._loaded.get(base) or self._attached[base], source, revision)
+        self._loading.adapter(model, self._held(base), source, revision)
 
-    def hold(self, loaded: LoadedModel) -> None:
+    def hold(self, loaded: LoadedModel) -> ModelInfo:
         """A model that was made on the device, ready to be attached."""
         self._loaded[loaded.info.model] = loaded
+        return loaded.info
+
+    def _held(self, model: str) -> LoadedModel | CudaModel:
+        return self._loaded.get(model) or self._attached[model]
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
-        loaded = self._loaded[info.model]
-        limits, num_ranks = self._launch_limits, self._share.num_ranks
         captured_tokens = host_bound_tokens(info.spec, self.device, self._eager_layer_s)
-        self._attached[info.model] = CudaModel.of(
-            loaded,
-            row_table,
-            self._pool,
-            workspace=self.workspace,
-            most_sequences=limits.sequences,
-            gathered_bytes=gathered_bytes(info.whole or info.spec, num_ranks, limits, info.max_model_len),
-            flash=self._flash,
-            captured_tokens_per_sm=captured_tokens / self.device.num_sms,
-        )
-        del self._loaded[info.model]  # last: another thread may look for it here and then there
+        with self._memory.of(info.model, "its rows' blocks", row_table.size * torch.int32.itemsize):
+            self._make_attached(info, row_table, captured_tokens)
         self._lanes.settle()
         self._serve_models()
         self._graphs.memory_came_free()  # loading takes more than a loaded model
         if self._captures_ahead:
-            streams, sizes = self._lanes.streams, (limits.sequences, captured_tokens)
+            streams, sizes = self._lanes.streams, (self._launch_limits.sequences, captured_tokens)
             fuses = self._fuses and self._attached[info.model].has_pieces
             self._graphs.plan(likely_captures(info.model, streams, self.device, *sizes, fuses=fuses))
             self._warming.add(info.model)
+
+    def _make_attached(self, info: ModelInfo, row_table: npt.NDArray[np.int64], captured_tokens: float) -> None:
+        """Makes a loaded model an attached one; where that fails it is neither."""
+        limits, num_ranks = self._launch_limits, self._share.num_ranks
+        try:
+            self._attached[info.model] = CudaModel.of(
+                self._loaded[info.model],
+                row_table,
+                self._pool,
+                workspace=self.workspace,
+                most_sequences=limits.sequences,
+                gathered_bytes=gathered_bytes(info.whole or info.spec, num_ranks, limits, info.max_model_len),
+                flash=self._flash,
+                captured_tokens_per_sm=captured_tokens / self.device.num_sms,
+            )
+        finally:
+            del self._loaded[info.model]  # last: another thread may look for it here and then there
 
     def is_warming(self, model: str) -> bool:
         return model in self._warming and self.captures_left(model) > 0
@@ -213,7 +216,7 @@ class TorchCudaExecutor:
         return True
 
     def detach_model(self, model: str) -> None:
-        self._adapters.drop(model)
+        self._loading.drop_adapter(model)
         self._warming.discard(model)
         self._loaded.pop(model, None)
         self._attached.pop(model, None)
@@ -233,37 +236,19 @@ class TorchCudaExecutor:
             self._lanes.settle()  # what the default stream still did with the memory
 
     def sleep_model(self, model: str, most_bytes: int) -> int:
-        source = self._loaded.get(model) or self._attached[model]
-        needed_bytes = host_bytes(source.decoder.weights)
-        check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
-        region = HostRegion(needed_bytes, self._lanes)
-        try:
-            with torch.inference_mode(), self._loss.noted():
-                self._asleep[model] = copy_to_host(source.info, source.decoder, region, self._lanes.copying)
-        except BaseException:
-            region.unpin()
-            raise
-        return needed_bytes
+        return self._loading.put_to_sleep(self._held(model), most_bytes)
 
     def wake_model(self, model: str) -> ModelInfo:
-        host = self._asleep[model]
-        info = host.info
-        needed_bytes = resident_bytes(info.spec, limits=self._launch_limits, context_tokens=info.max_model_len)
-        check_room(model, info.spec, needed_bytes, self._free_bytes())
-        with torch.inference_mode(), self._loss.noted():
-            weights = moved_from_host(host, self._lanes.device, self._lanes.copying)
-            operators, upload = TritonOperators(self.workspace), self._lanes.upload
-            decoder = awakened(host.config, weights, info.max_model_len, operators, upload=upload)
-        self.hold(LoadedModel(info=info, decoder=decoder))  # its kernels were compiled when it came first
-        self.forget_sleeper(model)
-        return info
+        return self.hold(self._loading.wake(model))
 
     def forget_sleeper(self, model: str) -> None:
-        self._asleep.pop(model).region.unpin()
+        self._loading.forget_sleeper(model)
+        self.wake()
 
     def _free_bytes(self) -> int:
         """For weights, and for the workspace that a plan gives to each model: what lanes have of it is there."""
-        return max(0, self._spare_bytes() + self._arenas.reserved_bytes({n: r.arena for n, r in self._runners.items()}))
+        runners = self._runners.copy()  # a thread that loads a model asks, too
+        return max(0, self._spare_bytes() + self._arenas.reserved_bytes({n: r.arena for n, r in runners.items()}))
 
     def _spare_bytes(self) -> int:
         return self._lanes.free_memory_bytes() - self._graphs.unused_budget_bytes
@@ -284,6 +269,8 @@ class TorchCudaExecutor:
             if done or self._woken.is_set():
                 self._woken.clear()
                 return tuple(done)
+            if self._memory.take_news():
+                self._graphs.memory_came_free()
             destroyed = self._graphs.destroy_one()
             if deadline_s is not None and self.now() >= deadline_s:
                 return ()
@@ -293,7 +280,8 @@ class TorchCudaExecutor:
                 if self._warming:
                     self._warming.clear()  # whoever waits for them is told
                     return ()
-                self._pause(deadline_s)
+                if self._in_flight or not self._loading.unlock_one():
+                    self._pause(deadline_s)
 
     @property
     def torch_device(self) -> torch.device:

@@ -64,6 +64,10 @@ class LoraAdapter:
         """The largest of any projection."""
         return max((len(pair.a) for layer in self.layers for pair in layer.values()), default=0)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(pair.a.nbytes + pair.b.nbytes for layer in self.layers for pair in layer.values())
+
     def mapped(self, of_tensor: Callable[[Tensor], Tensor]) -> "LoraAdapter":
         """The same over other tensors."""
         return LoraAdapter(

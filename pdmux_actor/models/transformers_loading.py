@@ -12,6 +12,7 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.faster_modules import make_faster
 from pdmux_actor.models.layer_seams import LayerSeams
+from pdmux_actor.models.memory_shortage import lacked_memory
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.quantised import projection_maker
 from pdmux_actor.models.quantised_layers import check_quantisable, quantise
@@ -73,6 +74,8 @@ def load_transformers_decoder(
         # Anything may fail in code that nobody here has seen, when it runs in parts.
         except (UnservableAttention, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
                 TypeError, ValueError) as error:  # fmt: skip
+            if lacked_memory(error):
+                raise
             raise ModelLoadError(
                 model=model,
                 reason=f"{config.spec.architecture} is not served by this engine: {error}",

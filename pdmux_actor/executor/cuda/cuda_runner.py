@@ -33,6 +33,7 @@ from pdmux_actor.executor.packed_batch import token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
 from pdmux_actor.executor.prompt_logprobs import PromptRows
 from pdmux_actor.models.lora import AdapterBatch
+from pdmux_actor.models.memory_shortage import lacked_memory
 from pdmux_actor.models.workspace import LaneArena, Workspace
 from pdmux_actor.scheduling.launch import Chunk, ComputeLaunch, DecodeStep, MixedStep, PrefillSlice
 from pdmux_actor.scheduling.sequence import TokenSequence
@@ -244,7 +245,9 @@ class CudaRunner:
         """
         try:
             self._capture(key, stream)
-        except torch.OutOfMemoryError as error:  # for buffers: what captures lack they tell the graphs themselves
+        except RuntimeError as error:  # for buffers: what captures lack they tell the graphs themselves
+            if not lacked_memory(error):
+                raise
             self._graphs.put_off(PlannedCapture(key, stream), error)
 
     def _capture(self, key: GraphKey, stream: Any) -> None:

@@ -1,11 +1,10 @@
 """Captures launches as CUDA graphs."""
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 from pdmux_actor.executor.cuda.graph_key import Step
-
-_SHORT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")  # torch, CUDA and Triton; cuBLAS
+from pdmux_actor.models.memory_shortage import lacked_memory
 
 
 class Capture(Protocol):
@@ -27,11 +26,6 @@ class Capture(Protocol):
         ...
 
 
-def lacked_memory(error: Exception) -> bool:
-    """Returns whether what failed may succeed once there is more memory."""
-    return any(words in str(error) for words in _SHORT_OF_MEMORY)
-
-
 class CudaGraphCapture:
     """Captures with torch's CUDA graphs; all share one memory pool. In it torch's allocator gives what one graph has
     left to others of the same stream, that is of the same lane and SMs, where one graph is replayed after the other.
@@ -44,9 +38,12 @@ class CudaGraphCapture:
     would make every later capture fail.
     """
 
-    def __init__(self, cuda: Any) -> None:
-        """`cuda` is torch.cuda, or whatever answers like it."""
+    def __init__(self, cuda: Any, alone: AbstractContextManager[object] | None = None) -> None:
+        """`cuda` is torch.cuda, or whatever answers like it. `alone` encloses each capture: in the meantime torch's
+        allocator gives nothing back to the device, whoever asks it to.
+        """
         self._cuda = cuda
+        self._alone = alone or nullcontext()
         self._pools: list[Any] = []  # of graphs that are there; the last one takes the next capture
 
     def renew(self) -> None:
@@ -73,7 +70,7 @@ class CudaGraphCapture:
             self._pools.append(self._cuda.graph_pool_handle())
         before_bytes = self._driver_bytes()
         graph = self._cuda.CUDAGraph()
-        with self._cuda.stream(stream):
+        with self._alone, self._cuda.stream(stream):
             # Another thread may be loading a model, which allocates: this capture is none of its business.
             graph.capture_begin(pool=self._pools[-1], capture_error_mode="thread_local")
             try:

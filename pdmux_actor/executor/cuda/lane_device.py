@@ -1,5 +1,6 @@
 """Defines what the CUDA executor asks of a GPU beside tensors."""
 
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -39,7 +40,11 @@ class LaneDevice(Protocol):
         ...
 
     def give_back(self) -> None:
-        """Gives memory that torch keeps in reserve back to the device. May wait for all lanes."""
+        """Gives memory that torch keeps in reserve back to the device. May wait for all lanes, and for a capture."""
+        ...
+
+    def make_room(self, num_bytes: int) -> None:
+        """Gives back what torch keeps where the device has less than `num_bytes` beside it."""
         ...
 
     def copying(self) -> AbstractContextManager[object]:
@@ -78,6 +83,8 @@ class CudaLanes:
         self._num_sms = num_sms
         self._told_lanes = told_lanes
         self._tells_attention = tells_attention
+        self.captures = threading.Lock()
+        """Held by whoever captures: torch's allocator gives nothing back meanwhile, and does not say so."""
         self._staged: StagedUpload | None = None
         self._made_copies: torch.cuda.Stream | None = None
 
@@ -105,7 +112,12 @@ class CudaLanes:
         return free_bytes + kept - held.get("inactive_split_bytes.all.current", 0)
 
     def give_back(self) -> None:
-        torch.cuda.empty_cache()
+        with self.captures:
+            torch.cuda.empty_cache()
+
+    def make_room(self, num_bytes: int) -> None:
+        if torch.cuda.mem_get_info(self.device)[0] < num_bytes:
+            self.give_back()
 
     @contextmanager
     def copying(self) -> Iterator[None]:

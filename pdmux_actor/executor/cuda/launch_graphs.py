@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdmux_actor.executor.cuda.discarded_graphs import DiscardedGraphs
-from pdmux_actor.executor.cuda.graph_capture import Capture, lacked_memory
+from pdmux_actor.executor.cuda.graph_capture import Capture
 from pdmux_actor.executor.cuda.graph_key import OF_TOKENS, GraphKey, PlannedCapture, Step
+from pdmux_actor.models.memory_shortage import lacked_memory
 
 _LOG = logging.getLogger(__name__)
 

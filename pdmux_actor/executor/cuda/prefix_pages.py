@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.models.attention import chunk_attention
+from pdmux_actor.models.memory_shortage import lacked_memory
 from pdmux_actor.models.workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
@@ -119,7 +120,9 @@ class FittingFlash:
 
 
 def reads_pages(flash: PagedFlash, pool: Tensor, head_dim: int) -> bool:
-    """Returns whether it computes over blocks like those of `pool` what attention is."""
+    """Returns whether it computes over blocks like those of `pool` what attention is. Raises what it raises for want of
+    memory.
+    """
     kv_heads, group, block_tokens = 2, 2, pool.shape[1] // (2 * head_dim)
     context, new = block_tokens + max(1, block_tokens // 2), max(1, block_tokens // 2)
     device = pool.device
@@ -140,6 +143,8 @@ def reads_pages(flash: PagedFlash, pool: Tensor, head_dim: int) -> bool:
         )
         is_same = bool((attended.float() - expected).abs().max() < _TOLERANCE * expected.abs().max())
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as refusal:
+        if lacked_memory(refusal):
+            raise
         _LOG.info("cached prefixes are gathered: torch's flash kernel does not take blocks as pages: %s", refusal)
         return False
     if not is_same:

@@ -1,5 +1,5 @@
-"""Runs a model's operations once before its first launch, which would otherwise wait for seconds: Triton compiles its
-kernels, and libraries load those that they choose for prompts of these sizes.
+"""Runs the operations of a model, or of an adapter, once before its first launch, which would otherwise wait for
+seconds: Triton compiles its kernels, and libraries load those that they choose for prompts of these sizes.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pdmux_actor.executor.cuda.ban_kernels import all_allowed, ban_tokens
+from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import BatchAttention
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent, DeviceBatch
@@ -19,11 +20,15 @@ from pdmux_actor.executor.cuda.launch_buckets import bucket_of
 from pdmux_actor.executor.cuda.prefix_pages import FittingFlash
 from pdmux_actor.executor.cuda.split_list import split_list, target_splits
 from pdmux_actor.executor.loading import LoadedModel
+from pdmux_actor.model_info import ModelInfo
+from pdmux_actor.models.lora import AdapterBatch, TokenRun
 from pdmux_actor.models.weights import torch_dtype
 from pdmux_actor.models.workspace import LaneArena, Workspace
 
 _SHORTEST_PROMPT_TOKENS = 2
 _SMALLEST_LARGE_PROMPT_TOKENS = 128
+# Of an adapter that comes while its base serves: nobody has left room for what larger prompts compute in.
+_MOST_ADAPTED_TOKENS = 512
 
 
 def prompt_sizes(most_tokens: int) -> tuple[int, ...]:
@@ -43,43 +48,74 @@ class WarmedSizes:
     prompts: Sequence[int]
     sequences: int
 
+    @property
+    def batches(self) -> Sequence[int]:
+        """Returns what batches are padded to."""
+        return sorted({bucket_of(n) for n in range(1, self.sequences + 1)})
 
-def warm_up(
-    loaded: LoadedModel,
-    block_bytes: int,
-    device: torch.device,
-    num_sms: int,
-    sizes: WarmedSizes,
-    workspace: Workspace,
-    flash: FittingFlash,
-) -> None:
-    """One decode step on padding, and the first layer of prompts with a cached prefix, over a pool of a single row.
-    Runs beside launches of other models. `workspace`: of the decoder's operators. `flash` is tried.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """Runs beside launches of other models, over a pool of a single row. `workspace`: of decoders' operators. `flash`
+    is tried.
     """
-    spec, geometry = loaded.info.spec, loaded.info.geometry
-    pool = torch.zeros(geometry.blocks_per_row, block_bytes, dtype=torch.uint8, device=device)
-    kv = DeviceKv(
-        pool=pool.view(torch_dtype(spec.dtype)),
-        table=torch.arange(geometry.blocks_per_row, dtype=torch.int32, device=device).unsqueeze(0),
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        tokens_per_row=geometry.tokens_per_row,
-        on_device=np.ones(1, dtype=np.bool_),
-    )
-    bucket = DecodeBucket(loaded.decoder, kv, 1, 1)
-    bucket.load_padding(HostStage(device))
-    bucket.forward(num_sms)
-    for size in sorted({bucket_of(n) for n in range(1, sizes.sequences + 1)}):  # there are variants for large ones
-        split_list(torch.zeros(size, dtype=torch.int32, device=device), target_splits(kv.kv_heads, num_sms))
-    flash.of(kv.pool, spec.head_dim)
-    first_row = torch.zeros(1, dtype=torch.int32, device=device)
-    ban_tokens(bucket.logits, all_allowed(bucket.logits), first_row)
-    bucket.sample(SamplingKind.DRAWN)
-    with workspace.using(LaneArena(device)):  # an empty one: as on a lane, but everything from torch's allocator
-        for num_tokens in sizes.prompts:
-            batch = _prompt(min(num_tokens, loaded.info.max_model_len), device)
-            hidden, rotary = loaded.decoder.start(batch.tensors["token_ids"], batch.tensors["positions"])
-            loaded.decoder.forward_layers(hidden, rotary, BatchAttention(kv, batch, 1, workspace), 0, 1)
+
+    block_bytes: int
+    device: torch.device
+    num_sms: int
+    sizes: WarmedSizes
+    workspace: Workspace
+    flash: FittingFlash
+
+    def model(self, loaded: LoadedModel) -> None:
+        """One decode step on padding, and the first layer of prompts with a cached prefix."""
+        kv = self._kv(loaded.info)
+        bucket = DecodeBucket(loaded.decoder, kv, 1, 1)
+        bucket.load_padding(HostStage(self.device))
+        bucket.forward(self.num_sms)
+        for size in self.sizes.batches:  # there are variants for large ones
+            contexts = torch.zeros(size, dtype=torch.int32, device=self.device)
+            split_list(contexts, target_splits(kv.kv_heads, self.num_sms))
+        self.flash.of(kv.pool, loaded.info.spec.head_dim)
+        first_row = torch.zeros(1, dtype=torch.int32, device=self.device)
+        ban_tokens(bucket.logits, all_allowed(bucket.logits), first_row)
+        bucket.sample(SamplingKind.DRAWN)
+        for num_tokens in self.sizes.prompts:
+            self._run_layer(loaded, kv, num_tokens, None)
+
+    def adapter(self, adapter: str, base: LoadedModel | CudaModel) -> None:
+        """The first layer of prompts, and of batches whose sequences all ask for it."""
+        slots, kv = base.decoder.adapters, self._kv(base.info)
+        assert slots is not None, "an adapter of the base is loaded"
+        for num_tokens in self.sizes.prompts:
+            length = min(num_tokens, base.info.max_model_len)
+            if length > _MOST_ADAPTED_TOKENS:
+                continue
+            self._run_layer(base, kv, length, slots.batch([TokenRun(adapter, 0, length)]))
+        for size in self.sizes.batches:
+            length = min(size, base.info.max_model_len)
+            self._run_layer(base, kv, length, slots.batch([TokenRun(adapter, place, 1) for place in range(length)]))
+
+    def _kv(self, info: ModelInfo) -> DeviceKv:
+        spec, geometry = info.spec, info.geometry
+        pool = torch.zeros(geometry.blocks_per_row, self.block_bytes, dtype=torch.uint8, device=self.device)
+        return DeviceKv(
+            pool=pool.view(torch_dtype(spec.dtype)),
+            table=torch.arange(geometry.blocks_per_row, dtype=torch.int32, device=self.device).unsqueeze(0),
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            tokens_per_row=geometry.tokens_per_row,
+            on_device=np.ones(1, dtype=np.bool_),
+        )
+
+    def _run_layer(
+        self, model: LoadedModel | CudaModel, kv: DeviceKv, num_tokens: int, adapters: AdapterBatch | None
+    ) -> None:
+        batch, decoder = _prompt(min(num_tokens, model.info.max_model_len), self.device), model.decoder
+        with self.workspace.using(LaneArena(self.device)):  # an empty one: as on a lane, but all from torch's allocator
+            hidden, rotary = decoder.start(batch.tensors["token_ids"], batch.tensors["positions"])
+            attention = BatchAttention(kv, batch, 1, self.workspace)
+            decoder.forward_layers(hidden, rotary, attention, 0, 1, adapters)
 
 
 def _prompt(num_tokens: int, device: torch.device) -> DeviceBatch:

@@ -83,6 +83,9 @@ class CpuLanes:
     def give_back(self) -> None:
         self.num_given_back += 1
 
+    def make_room(self, num_bytes: int) -> None:
+        pass
+
     def copying(self) -> AbstractContextManager[object]:
         self.num_copies += 1
         return nullcontext()

@@ -118,5 +118,5 @@ def test_region__tensors_across_pieces__no_copy_leaves_a_locked_piece(monkeypatc
             begins = [first for first, size in locked.items() if first <= part.data_ptr() < first + size]
             assert len(begins) == 1
             assert part.data_ptr() + part.nbytes <= begins[0] + locked[begins[0]]
-    region.unpin()
+    region.let_go()
     assert not locked

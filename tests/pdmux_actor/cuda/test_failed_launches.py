@@ -11,8 +11,8 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 from cpu_rig import make_prompt
 from cuda_rig import CpuLanes, NoStream, make_cuda_rig
 
-from pdmux_actor.executor import torch_cuda
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner
+from pdmux_actor.executor.cuda.warm_up import WarmUp
 from pdmux_actor.model_info import ModelSource
 
 REFUSED = torch.AcceleratorError("CUDA error: invalid configuration argument")
@@ -65,7 +65,7 @@ def test_load_model__fails__ends_the_engine_only_if_the_device_is_lost(
     def fail(*arguments: object, **options: object) -> None:
         raise LOST
 
-    monkeypatch.setattr(torch_cuda, "warm_up", fail)
+    monkeypatch.setattr(WarmUp, "model", fail)
     if is_lost:
         monkeypatch.setattr(CpuLanes, "settle", fail)
 

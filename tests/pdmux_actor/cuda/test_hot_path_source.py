@@ -25,7 +25,11 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ("host_stage.py", "sent", "to"): "from pinned memory, without a wait",
     ("host_stage.py", "send", "numpy"): "the pinned buffer itself",
     ("lane_device.py", "copying", "synchronize"): "weights of a model that goes to sleep or wakes, on their own stream",
-    ("lane_device.py", "give_back", "empty_cache"): "when the pool changes its size, before any model is there",
+    (
+        "lane_device.py",
+        "give_back",
+        "empty_cache",
+    ): "when the pool changes its size, or a model that comes finds little memory",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",
     ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
     ("told_products.py", "lanes_that_gain", "synchronize"): "measures the device, at start",

@@ -179,6 +179,8 @@ def test_sleep_model__woken__computes_the_same_and_its_host_memory_is_let_go(
 
     assert weight_bytes >= rig.infos["llama"].spec.weight_bytes
     assert lanes.num_copies > copies
+    while rig.executor._loading.unlock_one():
+        pass
     assert lanes.pinned == []
     after = rig.sequence("llama", make_prompt(8), NEW_TOKENS)
     rig.prefill([after])
