@@ -26,6 +26,8 @@ class MessagesReply:
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
         assert usage is not None, "asked for with every event"
+        if output.unshown_tokens and not (output.num_tokens or self._has_begun):
+            return b""  # the first token that is there for good tells how much of the prompt was cached
         events = b"" if self._has_begun else self._begin(usage)
         if output.reasoning and self._with_thinking:
             events += self._delta("thinking", {"type": "thinking_delta", "thinking": output.reasoning})

@@ -180,6 +180,17 @@ async def test_message__stop_sequence_ends_it__is_told_which(talk, streams) -> N
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " END")
 
 
+@pytest.mark.parametrize("said", ["Sunny.", "übel"])  # the second begins with half a character
+async def test_message__streams__start_tells_what_was_cached(talk, said) -> None:
+    sdk = await talk(said, cached_tokens=7)
+    async with sdk.messages.stream(model=MODEL, messages=ASK, max_tokens=500) as events:
+        start = await anext(event async for event in events)
+
+    usage = start.message.usage
+    assert (start.type, usage.cache_read_input_tokens) == ("message_start", 7)
+    assert usage.input_tokens == len(prompt_of(sdk)) - 7
+
+
 async def test_count_tokens__any_body__is_what_the_message_takes(talk) -> None:
     sdk = await talk("Sunny.")
     counted = await sdk.messages.count_tokens(model=MODEL, messages=ASK, tools=[WEATHER], system="Be brief.")
