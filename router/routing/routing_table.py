@@ -226,9 +226,12 @@ class UnreportedLoad:
         return max(min(wait_s, others_s + own_s + late_s), own_s - max(in_time, default=0.0))
 
     def first_token(self, request_id: str, now_s: float) -> None:
-        """Notes a first token: what waits there now, of ours, is what was sent and has no token yet."""
+        """Notes a first token: what waits there now, of ours, is what was sent and has no token yet. That of a prompt
+        which was computed elsewhere tells nothing of what waits.
+        """
         unit_id = self._sent[request_id].unit_id
-        if not self._done_prefilling(unit_id, request_id):
+        prefill = self._done_prefilling(unit_id, request_id)
+        if prefill is None or not prefill.predicted_s:
             return
         free_at_s = now_s + sum(p.predicted_s for p in self._prefilling.get(unit_id, {}).values())
         if unit_id in self._own_free_at_s:
@@ -281,7 +284,8 @@ class UnreportedLoad:
         """Returns how much sooner our prefills are done there because this one is not completed."""
         prefills = self._prefilling.get(unit_id, {})
         prefill = prefills.get(request_id)
-        if prefill is None:
+        if prefill is None or not prefill.predicted_s:
+            self._done_prefilling(unit_id, request_id)
             return 0.0
         left_s = max(0.0, self._own_free_at_s[unit_id] - now_s)
         done_s = sum(p.predicted_s for p in prefills.values()) - left_s
@@ -305,14 +309,14 @@ class UnreportedLoad:
             if not given_up:
                 del self._given_up[unit_id]
 
-    def _done_prefilling(self, unit_id: str, request_id: str) -> bool:
-        """False if it was done before."""
+    def _done_prefilling(self, unit_id: str, request_id: str) -> _Prefill | None:
+        """None if it was done before."""
         of_unit = self._prefilling.get(unit_id, {})
-        known = of_unit.pop(request_id, None) is not None
+        prefill = of_unit.pop(request_id, None)
         if not of_unit:
             self._prefilling.pop(unit_id, None)
             self._own_free_at_s.pop(unit_id, None)
-        return known
+        return prefill
 
     def _add(self, entry: _Sent, prefill_s: float) -> None:
         row = self._table.row.get(entry.unit_id)

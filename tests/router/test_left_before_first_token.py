@@ -80,6 +80,20 @@ def test_end__report_from_before_it__does_not_bring_the_prompt_back() -> None:
     assert isinstance(made.offer(ask("waits"), 2.1), Queue)
 
 
+def test_left__requests_of_which_nothing_was_predicted__do_not_push_out_a_prompt_that_reports_show() -> None:
+    own = UnreportedLoad(RoutingTable.of(fleet(unit("a", age_s=0.0)), 0.0))
+    own.sent("long", "a", prefill_s=5.0, now_s=0.0)
+    own.left("long", 1.0)
+    for i in range(100):
+        own.sent(f"r{i}", "a", prefill_s=0.0, now_s=1.0)
+        own.left(f"r{i}", 1.0)
+
+    shows_it = unit("a", roomy(waiting=1, waiting_tokens=LONG), age_s=0.1)
+    own.rebase(RoutingTable.of(fleet(shows_it), 1.1))  # of 0.7 at the latest
+
+    assert own.free_at_s[0] < 1.0
+
+
 @given(
     st.lists(st.tuples(st.floats(0.01, 5.0), st.integers(100, 200)), min_size=1, max_size=8, unique_by=lambda p: p[1]),
     st.integers(0, 7),

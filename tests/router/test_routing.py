@@ -256,6 +256,16 @@ def test_own_load__first_token__what_was_before_it_is_done() -> None:
     assert own.requests[0] == 2
 
 
+def test_own_load__first_token_of_a_prompt_computed_elsewhere__tells_nothing_of_what_waits_there() -> None:
+    own = UnreportedLoad(RoutingTable.of(fleet(unit("a", model_load(waiting=9, waiting_tokens=50_000))), 0.0))
+    before_s = own.free_at_s[0]
+    own.sent("r", "a", prefill_s=0.0, now_s=0.0)
+    own.first_token("r", 0.1)
+
+    assert before_s > 4.0
+    assert own.free_at_s[0] == before_s
+
+
 def test_prefix_index__full__forgets_ends_before_starts() -> None:
     index = PrefixIndex(max_entries=8)
     old, new = prefix_names("m", range(10 * BLOCK_TOKENS)), prefix_names("m", [7] * BLOCK_TOKENS)
