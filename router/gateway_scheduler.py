@@ -151,7 +151,7 @@ class GatewayScheduler:
     def slo_left(self, request_id: str) -> Slo:
         """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""
         running = self._running[request_id]
-        is_whole = running.tokens > 0 or not running.waited_s
+        is_whole = running.has_token or not running.waited_s
         return running.request.slo if is_whole else running.request.slo.after(running.waited_s)
 
     def sent(self, request_id: str, choice: UnitChoice, now_s: float) -> None:

@@ -133,6 +133,20 @@ def test_first_output__half_a_character__tells_that_the_prompt_is_done() -> None
     assert made.admission.num_waiting("m") == 1
 
 
+def test_slo_left__moved_after_half_a_character__is_whole_as_after_a_token() -> None:
+    made = gateway(unit("u", roomy(), total_blocks=100_000))
+    assert isinstance(made.offer(long("first"), 0.0), Admit)
+    assert isinstance(made.offer(ask("halves", slo=PATIENT), 1.0), Queue)
+    made.end("first", 3.0, finished=False)
+    assert admitted(made, 3.0) == ["halves"]
+    assert made.slo_left("halves").ttft_s == PATIENT.ttft_s - 2.0
+
+    made.produced("halves", 0, 3.1)
+    made.left("halves", 3.2)
+
+    assert made.slo_left("halves") == PATIENT
+
+
 def test_first_output__on_the_second_unit__tells_that_the_prompt_is_done_there() -> None:
     made = gateway(unit("a", roomy()), unit("b", roomy()))
     moved = made.offer(long("moved"), 0.0)
