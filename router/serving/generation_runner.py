@@ -195,7 +195,7 @@ class GenerationRunner:
         except (InvalidRequest, ModelNotFound):
             raise
         except Exception as error:
-            self._metrics.failed.labels(generation.model).inc()
+            self._metrics.failed.labels(generation.model).inc(int(caller.is_judged))
             self._note_failure(generation, choice.unit_id, error)
             raise
         finally:

@@ -13,7 +13,7 @@ from router.telemetry.fleet_event import EventKind
 
 MODEL = "demo/bytes"
 NEVER = Slo(ttft_s=1e-9, tbt_s=1e-9)
-JUDGED = ("answers", "answers_slo_met", "requests_in_time", "requests_shed", "requests_unserved")
+JUDGED = ("answers", "answers_slo_met", "requests_in_time", "requests_shed", "requests_unserved", "generations_failed")
 
 
 async def post(served, priority: str) -> int:
@@ -67,6 +67,17 @@ async def test_refusal__of_low_priority__is_demand_and_no_request_that_was_kept_
     assert await post(served, "normal") == status
     assert judged(served) == {name: 1}
     assert told(served) == ((2, 0, 1, 0) if status == 429 else (2, 0, 0, 1))
+
+
+async def test_failure__of_low_priority__is_an_event_and_burns_no_budget(serve) -> None:
+    served = await serve(FakeUnit(fuse=[2, 2]), limits=GatewayLimits(max_attempts=1))
+
+    assert await post(served, "low") == 502
+    assert judged(served) == {}
+    assert EventKind.REQUEST_FAILED in {event.kind for event in served.gateway.events.fetch()}
+
+    assert await post(served, "normal") == 502
+    assert judged(served) == {"generations_failed": 1}
 
 
 async def test_tokenize__queue_is_full__is_answered_and_no_request_was_shed(serve) -> None:
