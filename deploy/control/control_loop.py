@@ -45,7 +45,7 @@ class ControlLoop:
     """Observe, estimate demand, plan, and move one step at a time; each call does what is due.
 
     `first_version` must exceed the versions of any control loop that led the same units before. `epoch_s` returns
-    what added to its clock is the time of day.
+    what added to its clock is the time of day, `stood_s` for how long in all that clock has stood.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ControlLoop:
         rules: ControlRules | None = None,
         recorder: FlightRecorder | None = None,
         epoch_s: Callable[[], float] = lambda: 0.0,
+        stood_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._stream_token = stream_token
         self._started_s = started_s
@@ -64,7 +65,7 @@ class ControlLoop:
         self._catalog = Catalog(models=(), policy="mux")
         self._catalog_version = first_version  # another control loop begins with another one
         self._requests: PlanRequests | None = None
-        self._popularity = Popularity()
+        self._popularity = Popularity(stood_s)
         self._history = DecisionHistory(recorder)
         self._scale_to_zero = ScaleToZero(self._popularity)
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
@@ -174,12 +175,11 @@ class ControlLoop:
     def fleet_view(self, now_s: float) -> FleetView | None:
         """None while a fresh control loop may not have heard of all units."""
         self._tick(now_s)
-        registry = self._fleet.registry
         if self.view_version(now_s) is None:
             return None
         return FleetView(
             models=tuple(m.card() for m in self._catalog.models),
-            units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in registry),
+            units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in self._fleet.registry),
             stream_token=self._stream_token,
             num_gateways=self._num_gateways(now_s),
         )

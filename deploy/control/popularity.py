@@ -1,7 +1,7 @@
 """Learns what clients ask for, from what gateways counted."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -41,15 +41,34 @@ class _Gateway:
     models: Mapping[str, ModelAsked]
 
 
-class Popularity:
-    """Tell it the models' prior demand, then what gateways report."""
+@dataclass(slots=True, eq=False)
+class _Bin:
+    """What is averaged at once: `length_s` of a clock that stood for `stood_s` meanwhile."""
 
-    def __init__(self) -> None:
+    start_s: float
+    length_s: float = _BIN_S
+    stood_s: float = 0.0
+
+    def extend(self, now_s: float, stood_s: float) -> None:
+        """Gateways tell only in the next seconds what they were asked for while the clock stood."""
+        self.stood_s += stood_s
+        # Not for ever: it may stand again and again.
+        self.length_s = min(now_s - self.start_s, _BIN_S) + _BIN_S
+
+
+class Popularity:
+    """Tell it the models' prior demand, then what gateways report. `stood_s` returns for how long in all the clock of
+    its times has stood: gateways go on counting.
+    """
+
+    def __init__(self, stood_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._stood_s = stood_s
+        self._seen_stood_s = stood_s()
         self._tuning = RateTuning()
         self._models: dict[str, _Asked] = {}
         self._gateways: dict[str, _Gateway] = {}
         self._attainment = AttainmentWatch()
-        self._bin_start_s: float | None = None
+        self._bin: _Bin | None = None
         self._before: dict[str, KeptDemand] = {}
         self.heard_s: float | None = None
 
@@ -125,13 +144,17 @@ class Popularity:
 
     def advance(self, now_s: float) -> frozenset[str]:
         """Averages what was counted; the models whose rate has jumped. Without reports nothing is learnt."""
-        if self._bin_start_s is None or self.heard_s is None or now_s - self.heard_s > _BIN_S:
-            self._bin_start_s = now_s
+        before_s, self._seen_stood_s = self._seen_stood_s, self._stood_s()
+        current = self._bin
+        if current is None or self.heard_s is None or now_s - self.heard_s > _BIN_S:
+            self._bin = _Bin(now_s)
             return frozenset()
-        span_s = now_s - self._bin_start_s
-        if span_s < _BIN_S:
+        if self._seen_stood_s > before_s:
+            current.extend(now_s, self._seen_stood_s - before_s)
+        span_s = now_s - current.start_s
+        if span_s < current.length_s:
             return frozenset()
-        self._bin_start_s = now_s
+        self._bin, span_s = _Bin(now_s), span_s + current.stood_s
         return frozenset(name for name, model in self._models.items() if _average(model, span_s))
 
     def news(self, now_s: float) -> str | None:

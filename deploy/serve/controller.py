@@ -106,6 +106,7 @@ class Controller:
             started_s=self._clock.now_s(),
             recorder=self._recorder,
             epoch_s=self._clock.epoch_s,
+            stood_s=self._clock.stood_s,
         )
         self._loop.scaling.own_node = own_node()
         self._console = ConsoleTopics(self._loop, self._plan_trial, self._clock.now_s)

@@ -28,6 +28,11 @@ class LivedClock:
             self._seen_s = seen_s
             return seen_s - self._stood_s
 
+    def stood_s(self) -> float:
+        """Returns for how long it has stood in all."""
+        self.now_s()
+        return self._stood_s
+
     def epoch_s(self) -> float:
         """Returns what makes the time of day of `now_s`: the same until this clock stands or the machine's is set."""
         epoch_s = time.time() - self.now_s()

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fleet_model import FakeUnit
+from test_controller import checkpoint, in_place, user_config
 from test_kept_state import STATE
 
 from deploy.control.control_state import ControlState
@@ -14,6 +15,7 @@ from deploy.fleet_file.state_section import StateSection
 from deploy.serve.controller import Controller
 from deploy.serve.kept_state import KeptState
 from deploy.serve.lived_clock import LivedClock
+from router.admission.demand_report import DemandReport, ModelAsked
 from router.telemetry.fleet_event import FleetEvent
 
 HOUR_S = 3600.0
@@ -69,6 +71,33 @@ async def test_controller__stood_for_a_while__takes_no_unit_for_lost(times: Time
     view = await controller.fleet_view()
     assert [u.report.unit_id for u in view.units] == ["u1", "u2"]
     assert view.units[1].age_s < 5.0
+
+
+async def test_controller__stood_while_gateways_counted__takes_what_came_meanwhile_for_no_jump(
+    times: Times, tmp_path: Path
+) -> None:
+    controller = Controller(token="t", planner_for=in_place, going_nodes=frozenset, check_serve_answers=lambda: None)
+    config = user_config(checkpoint(tmp_path / "m"), state={"folder": str(tmp_path / "state")})
+    await controller.reconfigure(config)
+    await controller.heartbeat(FakeUnit(unit_id="u").report())
+    asked = 0
+
+    async def rates_per_s(seconds: int) -> list[float]:
+        nonlocal asked
+        found = []
+        for _ in range(seconds):
+            times.stood_s += 1.0
+            asked += 4
+            told = ModelAsked(model="m0", requests_total=asked, prompt_tokens_total=asked, output_tokens_total=asked)
+            await controller.fleet_view(DemandReport(gateway_id="g", models=(told,)))
+            found += [model.rate_per_s for model in (await controller.status()).models]
+        return found
+
+    before_per_s = (await rates_per_s(60))[-1]
+    times.stood_s += 60.0
+    asked += 240
+
+    assert max(await rates_per_s(12)) < 1.5 * before_per_s
 
 
 @pytest.mark.parametrize("by_s", [5 * HOUR_S, -5 * HOUR_S])

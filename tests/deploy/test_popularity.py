@@ -109,6 +109,34 @@ def test_popularity__no_requests_though_gateways_report__the_prior_fades() -> No
     assert popularity.last_asked_s("a") is None
 
 
+def test_popularity__clock_stood_while_gateways_counted__sees_no_jump() -> None:
+    """It hears of a minute's requests at once, from one gateway after the other."""
+    stood_s, jumped = 0.0, set[str]()
+    popularity = Popularity(lambda: stood_s)
+    popularity.expect([prior("a", 8.0)])
+    for step in range(400):
+        now_s = step / 2
+        stood_s = 0.0 if step < 209 else 60.0
+        total = int(4 * (now_s + stood_s))
+        popularity.hear(report(("g1", "g2")[step % 2], asked("a", total)), now_s)
+        jumped |= popularity.advance(now_s)
+
+    assert not jumped
+    assert popularity.demand("a").rate_per_s == pytest.approx(8.0, rel=0.1)
+
+
+def test_popularity__clock_stands_again_and_again__goes_on_learning() -> None:
+    stood_s = 0.0
+    popularity = Popularity(lambda: stood_s)
+    popularity.expect([prior("a", 2.0)])
+    for step in range(400):
+        stood_s = 3.0 * (step // 8)
+        popularity.hear(report("g", asked("a", int(8 * (step / 2 + stood_s)))), step / 2)
+        popularity.advance(step / 2)
+
+    assert popularity.demand("a").rate_per_s == pytest.approx(8.0, rel=0.1)
+
+
 def test_popularity__requests_that_wait__count_as_asked_for_now() -> None:
     popularity = Popularity()
     popularity.expect([prior("a", 0.0)])
