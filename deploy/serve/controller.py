@@ -263,7 +263,8 @@ class Controller:
 
     async def cordon(self, cordon: Cordon) -> Mapping[str, str]:
         """Puts a cordon in force, unless it drains models that no other unit can hold and is not forced: then nothing
-        changes, and the answer says which and why. Raises TimeoutError: no plan for the rest was found in time.
+        changes, and the answer says which and why. Raises TimeoutError: no plan for the rest was found in time;
+        ConnectionRefusedError: the next control loop leads the units, and would not hear of it.
         """
         if cordon.drains and not cordon.is_forced:
             answer = await self._plan_trial(self._loop.trial_task(cordon, self._clock.now_s()))
@@ -274,14 +275,16 @@ class Controller:
         return {}
 
     async def uncordon(self, scope: CordonScope, name: str) -> bool:
-        """False: there was no cordon."""
+        """False: there was no cordon. Raises ConnectionRefusedError as `cordon` does."""
         cordons = self._loop.cordons.without(scope, name)
-        if cordons == self._loop.cordons:
+        if cordons == self._loop.cordons and not self._is_left():
             return False
         self._set_cordons(cordons, f"{scope} {name} is uncordoned")
         return True
 
     def _set_cordons(self, cordons: Cordons, why: str) -> None:
+        if self._is_left():
+            raise ConnectionRefusedError("another control loop leads the units")
         self._loop.set_cordons(cordons, why)
         self._keep_now()
 

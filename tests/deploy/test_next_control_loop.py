@@ -15,6 +15,7 @@ from control_loop_standin import (
     listening,
 )
 
+from deploy.control.cordons import Cordon, CordonScope
 from deploy.serve import controller
 from deploy.serve.controller import Controller
 from deploy.serve.lived_clock import LivedClock
@@ -104,6 +105,30 @@ async def test_controller__units_are_with_the_next_one__overwrites_no_state_unti
         while kept.writes == already:
             await before.heartbeat(a_report())  # by Serve's call: the next one has failed
             await asyncio.sleep(0.02)
+
+
+async def test_cordon__units_are_with_the_next_one__is_refused_and_overwrites_no_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serve may still send an operator's call to the one before."""
+    monkeypatch.setattr(controller, "_LEADERSHIP_POLL_S", 0.01)
+    leadership, kept = TakenLeadership(), CountedWrites()
+    before = Controller(token=TOKEN, host=lambda: "127.0.0.1", leadership=leadership)
+    await before.reconfigure({"models": [], "policy": "mux", "expected_units": {"p": 1}})
+    monkeypatch.setattr(before, "_state", kept)
+    leadership.is_over = True
+    async with asyncio.timeout(30):
+        with contextlib.suppress(ConnectionRefusedError):
+            while await before.lease_stream():  # noqa: ASYNC110  it sets no event
+                await asyncio.sleep(0.01)
+
+    with pytest.raises(ConnectionRefusedError, match="another control loop"):
+        await before.cordon(Cordon(scope=CordonScope.NODE, name="n"))
+    with pytest.raises(ConnectionRefusedError, match="another control loop"):
+        await before.uncordon(CordonScope.NODE, "n")
+
+    assert (await before.status()).cordons == ()
+    assert kept.writes == 0
 
 
 async def test_link__next_control_loop_that_serve_does_not_name_yet__gets_a_stream_soon(
