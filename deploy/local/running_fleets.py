@@ -34,7 +34,7 @@ class RunningFleet:
 @contextmanager
 def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = folder / f"{fleet.pid}.json"
+    file = folder / f"{fleet.boot}-{fleet.pid}.json"  # containers that share the folder have the same process ids
     replace_for_owner(file, msgspec.json.encode(fleet))
     try:
         yield
@@ -131,4 +131,5 @@ def this_boot() -> str:
 
 def process_started_s(pid: int | None = None) -> float:
     """Returns when the process, or this one, was started, in seconds after the boot. Raises psutil.NoSuchProcess."""
-    return psutil.Process(pid).create_time() - psutil.boot_time()
+    booted_s = psutil.boot_time()  # first: psutil 6 adds what it was asked last, however old
+    return psutil.Process(pid).create_time() - booted_s

@@ -144,6 +144,33 @@ def test_running_fleets__machines_time_is_set__are_found_and_restart_as_applied(
         assert take_applied(tmp_path) == "name: fleet"
 
 
+def test_process_started__machines_time_is_set__psutil_that_remembers_the_boot_is_asked_for_it_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As psutil 6 does, for as long as the process runs."""
+    booted_s = remembered_s = 1e9
+
+    def boot_time() -> float:
+        nonlocal remembered_s
+        remembered_s = booted_s
+        return booted_s
+
+    monkeypatch.setattr(psutil._psplatform, "boot_time", boot_time)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: remembered_s + 7.0)
+    assert process_started_s() == 7.0
+
+    booted_s += 3600.0
+
+    assert process_started_s() == 7.0
+
+
+def test_running_fleets__same_process_id_in_another_container__each_keeps_its_note(tmp_path: Path) -> None:
+    with announced(tmp_path, running("ours")):
+        with announced(tmp_path, replace(running("theirs"), boot="another")):
+            assert [f.name for f in running_fleets(tmp_path)] == ["ours"]
+        assert [f.name for f in running_fleets(tmp_path)] == ["ours"]
+
+
 def test_running_fleets__of_a_container_that_shares_the_folder__are_neither_found_nor_removed(tmp_path: Path) -> None:
     fleet = replace(running(pid=1, started_s=1.0), boot="another")
     with announced(tmp_path, fleet):
