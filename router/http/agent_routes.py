@@ -13,13 +13,13 @@ from router.anthropic.messages_reply import MessagesReply
 from router.anthropic.schemas import AnthropicError, MessageSchema, TokenCount
 from router.errors import InvalidRequest
 from router.http.generation_endpoint import answer, parsed
+from router.http.responding import respond
 from router.http.streaming import EventStyle
 from router.openai.chat import ChatCompletionRequest
 from router.openai.document import body_of, responses_of
 from router.openai.reply import new_head
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
-from router.responses.named_as_sent import named_as_sent
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import ResponsesBody
 from router.responses.schemas import ResponseSchema
@@ -42,12 +42,7 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
         return await answer(request, gateway, AskedResponse.parse, _respond, _RESPONSES)
 
     async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
-        asked = await asked.resolved(store, caller)
-        history = await store.messages(asked.body.previous_response_id, caller.key_id)
-        with named_as_sent(asked.body):
-            chat = asked.chat(history)
-            caller = caller.asking(chat.asked_priority, None)
-            return await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
+        return await respond(gateway, asked, caller, store, may_ask_priority=True)
 
 
 def _add_messages(app: FastAPI, gateway: Gateway) -> None:

@@ -6,6 +6,7 @@ from typing import TypeVar
 from router.batches.line_runner import AskLine
 from router.errors import InvalidRequest
 from router.http.generation_endpoint import ForGeneration
+from router.http.responding import respond
 from router.openai.body import SMALL_BODY_BYTES, parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
@@ -13,7 +14,6 @@ from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
-from router.responses.named_as_sent import named_as_sent
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import Gateway
 
@@ -33,16 +33,11 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         _check(gateway, request, owner)
         return await (await gateway.complete(request, caller)).document()
 
-    async def respond(body: bytes, caller: Caller, owner: str) -> bytes:
+    async def answer_response(body: bytes, caller: Caller, owner: str) -> bytes:
         asked = AskedResponse.parse(body)
         _check(gateway, asked, owner)
         store = ResponseStore()  # no line goes on from another
-        asked = await asked.resolved(store, caller)
-        history = await store.messages(asked.body.previous_response_id, caller.key_id)
-        with named_as_sent(asked.body):
-            chat = asked.chat(history)
-            answer = await gateway.chat(chat, caller, lambda model: asked.reply(model, history, store, caller))
-        return await answer.document()
+        return await (await respond(gateway, asked, caller, store, may_ask_priority=False)).document()
 
     async def embed(body: bytes, caller: Caller, owner: str) -> bytes:
         asked = EmbeddingsRequest.parse(body)
@@ -53,7 +48,7 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         "/v1/chat/completions": chat,
         "/v1/completions": complete,
         "/v1/embeddings": embed,
-        "/v1/responses": respond,
+        "/v1/responses": answer_response,
     }
 
 

@@ -1,7 +1,7 @@
 """A control loop dies and another goes on where it ended: it plans, moves and forgets nothing."""
 
 import pytest
-from fleet_model import World, catalog, catalog_model
+from fleet_model import FakeUnit, World, catalog, catalog_model
 
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.planner import PlannerInPlace, PlanTask
@@ -30,6 +30,16 @@ def settled(*models: str, units: int = 2) -> World:
         world.start_unit()
     world.beat(20)
     return world
+
+
+def dies_and_is_replaced(world: World, unit: FakeUnit) -> FakeUnit:
+    unit.is_leaving, unit.failure = True, "died"
+    world.beat(1)
+    world.kill_unit(unit.unit_id)
+    world.beat(int(TIMING.farewell_s / 0.5) + 3)
+    following = world.start_unit(node=unit.node)
+    world.beat(2)
+    return following
 
 
 def test_successor__same_units_and_fleet_file__neither_plans_nor_moves() -> None:
@@ -165,12 +175,7 @@ def test_successor__place_whose_units_keep_dying__stays_out() -> None:
     bad = world.start_unit(node="bad")
     world.beat(10)
     for _ in range(RULES.max_deaths):
-        bad.is_leaving, bad.failure = True, "died"
-        world.beat(1)
-        world.kill_unit(bad.unit_id)
-        world.beat(int(TIMING.farewell_s / 0.5) + 3)
-        bad = world.start_unit(node="bad")
-        world.beat(2)
+        bad = dies_and_is_replaced(world, bad)
     assert world.loop.status(world.now_s).units[-1].out_for_s > 0
 
     world.hand_over()
@@ -187,23 +192,13 @@ def test_successor__unit_died_with_the_control_loop__the_next_one_has_its_place_
     bad = world.start_unit(node="bad")
     world.beat(10)
     for _ in range(RULES.max_deaths - 1):
-        bad.is_leaving, bad.failure = True, "died"
-        world.beat(1)
-        world.kill_unit(bad.unit_id)
-        world.beat(int(TIMING.farewell_s / 0.5) + 3)
-        bad = world.start_unit(node="bad")
-        world.beat(2)
+        bad = dies_and_is_replaced(world, bad)
     world.kill_unit(bad.unit_id)
     world.hand_over()
     bad = world.start_unit(node="bad")
     world.beat(4)
 
-    bad.is_leaving, bad.failure = True, "died"
-    world.beat(1)
-    world.kill_unit(bad.unit_id)
-    world.beat(int(TIMING.farewell_s / 0.5) + 3)
-    bad = world.start_unit(node="bad")
-    world.beat(2)
+    bad = dies_and_is_replaced(world, bad)
 
     out = {u.report.unit_id: u.out_for_s for u in world.loop.status(world.now_s).units}
     assert out[bad.unit_id] > 0
