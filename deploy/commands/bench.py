@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from deploy.commands.few_requests import few_requests_line
 from deploy.commands.given_command import given_command, without_user
 from deploy.commands.json_file import FiguresFile, writable, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
@@ -66,6 +67,8 @@ def bench(
     used = {r.model for r in fitted.trace.records}
     summary = summarize(outcomes, _targets([m for m in models if m.id in used], ttft_s=slo_ttft, tbt_s=slo_tbt))
     console.print(summary_table(summary))
+    if few := few_requests_line({model: figures.finished for model, figures in summary.models.items()}):
+        console.print(few, style="dim", soft_wrap=True)
     if json_file is not None:
         about = {"command": given_command(context), "url": without_user(url), "trace": fitted.trace.name}
         write_json(json_file, {**about, **summary.as_dict(), "distributions": distributions(outcomes, PERCENTS)})

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from deploy.commands.few_requests import few_requests_line
 from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupted
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
@@ -144,6 +145,8 @@ def _replay(console: Console, workload: DemoTrace, fleet: FleetFile, *, url: str
     summary = summarize(outcomes, targets)
     console.print()
     console.print(summary_table(summary))
+    if few := few_requests_line({model: figures.finished for model, figures in summary.models.items()}):
+        console.print(few, style="dim", soft_wrap=True)
     if trouble := trouble_line(summary):
         console.print(trouble, style="red")
         for line in first_errors(outcomes):

@@ -26,6 +26,21 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def writable_folder(path: Path | None) -> Path | None:
+    """`writable`, of a folder that may have to be made, with those above it.
+
+    Raises OutputNotWritable.
+    """
+    if path is None:
+        return None
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise OutputNotWritable(path=str(path), reason=f"{there} is no folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputNotWritable(path=str(path), reason="Permission denied")
+    return path
+
+
 def html_page(path: Path | None) -> Path | None:
     """`writable`, of a page: a forgotten name would else let it replace the first of the files that it shall show.
 
@@ -40,6 +55,11 @@ def html_page(path: Path | None) -> Path | None:
 
 FiguresFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.", callback=writable)
+]
+
+PlotFolder = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="DIR", help="Write plots (needs muxfleet[plots]).", callback=writable_folder),
 ]
 
 

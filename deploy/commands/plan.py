@@ -13,6 +13,7 @@ from rich.console import Console
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.plan_screen import (
     estimate_table,
+    lengths_beyond_the_checkpoint,
     plan_dict,
     prompts_that_do_not_fit,
     served_line,
@@ -99,7 +100,7 @@ def plan(
         bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)
         enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
     found = planned.estimate()
-    _show_plan(console, planned, found, bound_per_s=bound_per_s, enough=enough, size=size)
+    _show_plan(console, fleet, planned, found, bound_per_s=bound_per_s, enough=enough, size=size)
     broken = _show_broken(console, fleet)
     if without is not None:
         _show_without(console, without, _told(given, supposed))
@@ -116,6 +117,7 @@ def plan(
 
 def _show_plan(
     console: Console,
+    fleet: FleetFile,
     planned: PlannedFleet,
     found: FleetEstimate,
     *,
@@ -128,7 +130,8 @@ def _show_plan(
         console.print(size_line(size), soft_wrap=True, style=None if size.is_enough else "red")
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
         console.print(line, soft_wrap=True)
-    for line in prompts_that_do_not_fit(planned.models):
+    too_long = lengths_beyond_the_checkpoint(fleet.models, planned.models)
+    for line in (*prompts_that_do_not_fit(planned.models), *too_long):
         console.print(line, style="yellow", soft_wrap=True)
     for model, reason in planned.plan.unplaced.items():
         console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.fleet_file.model_section import ModelSection
 from deploy.planning.fleet_planning import EnoughUnits, PlannedFleet
 from placement.estimation.plan_estimate import FleetEstimate, UnitEstimate
 from placement.plan import ModelPlacement, UnitCapacity
@@ -46,7 +47,7 @@ def verdict(
     yield served_line(planned, found)
     worst = min((m for m in found.models if m.rate_per_s > 0), key=lambda m: m.served_share, default=None)
     if found.served_share < _ALL:
-        yield f"no plan serves more than {bound_per_s:.2f} requests/s within SLO"
+        yield f"no plan serves more than {max(0.0, bound_per_s):.2f} requests/s within SLO"
     if worst is not None and worst.served_share < _ALL:
         why = "" if worst.meets_slo else ": no unit of this fleet meets its SLO, however little is asked of it"
         yield f"worst: {worst.model} with {worst.served_share:.1%}{why}"
@@ -65,6 +66,18 @@ def prompts_that_do_not_fit(models: Sequence[PlacementModel]) -> Iterator[str]:
             yield (
                 f"{model.model}: a mean prompt of {prompt_tokens:.0f} tokens (demand.prompt_tokens) leaves no room in "
                 f"max_model_len {model.max_model_len}, so most requests would be refused; raise one or lower the other"
+            )
+
+
+def lengths_beyond_the_checkpoint(asked: Sequence[ModelSection], models: Sequence[PlacementModel]) -> Iterator[str]:
+    """Units serve what the checkpoint knows positions for, whatever the fleet file asks for."""
+    served = {model.model: model.max_model_len for model in models}
+    for model in asked:
+        longest = served.get(model.id)
+        if model.max_model_len is not None and longest is not None and longest < model.max_model_len:
+            yield (
+                f"{model.id}: max_model_len {model.max_model_len} is more than its checkpoint has positions for, so "
+                f"sequences end at {longest} tokens; lower it, or scale rotary positions in its config.json"
             )
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from deploy.commands.few_requests import few_requests_line
 from deploy.commands.given_command import given_command
-from deploy.commands.json_file import FiguresFile, write_json
+from deploy.commands.json_file import FiguresFile, PlotFolder, write_json
 from deploy.commands.simulation_screen import (
     RunProgressed,
     SimulationProgress,
@@ -19,6 +20,7 @@ from deploy.commands.simulation_screen import (
     figures_table,
     node_use_line,
     outcome_line,
+    stream_lines,
     sweep_table,
 )
 from deploy.commands.terminal import terminal
@@ -81,7 +83,7 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
     jobs: Annotated[int, typer.Option(help="Policies, rates or parts of a fleet at once.", min=1, max=1024)] = 1,
     json_file: FiguresFile = None,
-    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots (needs muxfleet[plots]).")] = None,
+    plot: PlotFolder = None,
 ) -> None:
     """Run a fleet in virtual time: its scheduler, router and placement on a latency model. No GPU, no Ray.
 
@@ -90,10 +92,11 @@ def simulate(
     console = terminal()
     fleet = _with_nodes(read_fleet_file(file), nodes)
     check_sources(fleet)
+    bases = {m.id: m.base for m in fleet.models if m.base is not None}
     fleet = fleet.model_copy(update={"models": with_adapters_folded(fleet.models)})
     asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
-    stream = _stream(fleet, trace, asked)
-    console.print(f"{stream.count} requests of {stream.name}, {stream.rate_per_s:.2f}/s over {stream.span_s:.0f} s")
+    stream = _stream(fleet, trace, asked, bases)
+    console.print("\n".join(stream_lines(stream)), soft_wrap=True)
     deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
     if control_loop:
         _refuse_fleet_modes(deployments)
@@ -220,8 +223,11 @@ class _Session:
 
     def _shown_run(self, found: _Found, outcome: FleetOutcome) -> dict[str, object]:
         self._console.print(figures_table(found.name, outcome))
+        if few := few_requests_line({model: s.finished for model, s in outcome.models.items()}):
+            self._console.print(few, style="dim", soft_wrap=True)
         if cut := outcome.total().cut:
-            self._console.print(f"{cut} requests cut to their model's context on these units")
+            requests = "1 request" if cut == 1 else f"{cut} requests"
+            self._console.print(f"{requests} cut to their model's context on these units")
         if self._loads is not None:
             self._console.print(decisions_table(outcome))
         if outcome.node_use is not None:
@@ -266,16 +272,24 @@ def _with_nodes(fleet: FleetFile, nodes: int | None) -> FleetFile:
     return fleet.model_copy(update={"pools": pools})
 
 
-def _stream(fleet: FleetFile, trace: Path | None, asked: _Asked) -> RequestStream:
+def _stream(fleet: FleetFile, trace: Path | None, asked: _Asked, bases: Mapping[str, str]) -> RequestStream:
     if trace is not None:
         weights = {m.id: m.demand.rate_per_s for m in fleet.models}
         whole = trace_stream(
-            trace, weights, seed=asked.seed, spread_ticks=asked.spread_ticks, rate_per_s=asked.rate_per_s
+            trace,
+            weights,
+            seed=asked.seed,
+            spread_ticks=asked.spread_ticks,
+            rate_per_s=asked.rate_per_s,
+            bases=bases,
         )
         return whole.first(asked.requests, asked.duration_s)
     demands = [expected_demand(m) for m in fleet.models]
     expected_per_s = sum(d.rate_per_s for d in demands)
-    if asked.rate_per_s is not None and expected_per_s > 0:
+    if expected_per_s == 0:
+        remedy = "no model of the fleet file has demand.rate_per_s above 0; raise one, or give a trace"
+        raise OptionNotUsable(option="--trace", value="(none)", remedy=remedy)
+    if asked.rate_per_s is not None:
         demands = [replace(d, rate_per_s=d.rate_per_s * asked.rate_per_s / expected_per_s) for d in demands]
     duration_s = asked.duration_s or _DEMAND_S
     expected = duration_s * sum(d.rate_per_s for d in demands)

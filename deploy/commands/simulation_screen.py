@@ -1,5 +1,6 @@
 """Shows what the simulating commands do: a progress bar and tables."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -11,6 +12,9 @@ from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.runs import Sweep
 from deploy.simulation.statistics import SimulatedFigures
+from deploy.simulation.streams import RequestStream
+
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,19 @@ class SimulationProgress(Progress):
             total=sum(run.requests for run in self._runs.values()),
             completed=sum(run.ended for run in self._runs.values()),
             virtual=f"{progressed.virtual_s:.0f} s of fleet time",
+        )
+
+
+def stream_lines(stream: RequestStream) -> Iterator[str]:
+    """Says which requests come: how many, how fast, and whose models are not the fleet's."""
+    requests = "1 request" if stream.count == 1 else f"{stream.count} requests"
+    pace = f"{stream.rate_per_s:.2f}/s over {stream.span_s:.0f} s" if stream.span_s > 0 else "all at once"
+    yield f"{requests} of {stream.name}, {pace}"
+    if unknown := stream.unknown_models:
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        yield (
+            f"the fleet has no {', '.join(unknown[:_MOST_NAMED])}{more}: requests of the trace for them go to the "
+            "fleet's models, drawn by demand"
         )
 
 

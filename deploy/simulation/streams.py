@@ -24,7 +24,8 @@ _LONGEST_GAP_S = 366 * 24 * 3600.0  # a fleet that idles is simulated second by 
 class RequestStream:
     """`records` starts from the beginning at every call; every record names its model, and times ascend from 0.
 
-    `count` and `span_s` are known beforehand, for progress and for rates.
+    `count` and `span_s` are known beforehand, for progress and for rates. `unknown_models` are those that a trace names
+    and the fleet has not.
     """
 
     name: str
@@ -32,6 +33,7 @@ class RequestStream:
     block_tokens: int | None
     count: int
     span_s: float
+    unknown_models: tuple[str, ...] = ()
 
     @property
     def rate_per_s(self) -> float:
@@ -57,19 +59,27 @@ class RequestStream:
         if duration_s is None:
             if count is None or count >= self.count:
                 return self
-            return _measured(self.name, lambda: itertools.islice(self.records(), count), self.block_tokens)
+            first = _measured(self.name, lambda: itertools.islice(self.records(), count), self.block_tokens)
+            return replace(first, unknown_models=self.unknown_models)
         limit_s = duration_s
 
         def within() -> Iterator[TraceRecord]:
             return itertools.takewhile(lambda r: r.arrival_s < limit_s, itertools.islice(self.records(), count))
 
-        return _measured(self.name, within, self.block_tokens)
+        return replace(_measured(self.name, within, self.block_tokens), unknown_models=self.unknown_models)
 
 
 def trace_stream(
-    path: Path, weights: Mapping[str, float], *, seed: int, spread_ticks: bool, rate_per_s: float | None = None
+    path: Path,
+    weights: Mapping[str, float],
+    *,
+    seed: int,
+    spread_ticks: bool,
+    rate_per_s: float | None = None,
+    bases: Mapping[str, str] | None = None,
 ) -> RequestStream:
-    """A trace file. Requests of models that are not in `weights` get one of them, drawn by weight, per session.
+    """A trace file. Requests for a model of `bases` (an adapter) are its base's; those of other models that are not in
+    `weights` get one of them, drawn by weight, per session.
 
     A trace without times gets Poisson arrivals at `rate_per_s`; of one that has times the mean rate becomes that.
 
@@ -83,22 +93,37 @@ def trace_stream(
     name = facts.metadata.get("name", path.stem)
     if not has_arrivals and rate_per_s is None:
         raise BadParameter(name="rate", value=None, remedy="the trace has no arrival times; give --rate")
-    survey = _survey(name, path.name, reader.iter_records(path, facts), seed) if has_arrivals else None
+    bases_of = bases or {}
+    unknown: set[str] = set()
+
+    def noted(rows: Iterable[TraceRecord]) -> Iterator[TraceRecord]:
+        for row in rows:
+            if row.model is not None and row.model not in weights and row.model not in bases_of:
+                unknown.add(row.model)
+            yield row
+
+    survey = _survey(name, path.name, noted(reader.iter_records(path, facts)), seed) if has_arrivals else None
 
     def records() -> Iterator[TraceRecord]:
         raw = reader.iter_records(path, facts)
         if survey is None:
             assert rate_per_s is not None
-            raw = _with_times(raw, rate_per_s, seed)
+            raw = _with_times(noted(raw), rate_per_s, seed)
         elif spread_ticks:
             raw = _spread(raw, survey.tick_s, seed)
-        return _from_zero(_with_models(raw, weights, seed))
+        return _from_zero(_with_models(raw, weights, seed, bases_of))
 
     if survey is None:
-        return _measured(name, records, facts.block_tokens)
+        measured = _measured(name, records, facts.block_tokens)
+        return replace(measured, unknown_models=tuple(sorted(unknown)))
     span_s = survey.span_s(spread_ticks=spread_ticks)
     stream = RequestStream(
-        name=name, records=records, block_tokens=facts.block_tokens, count=survey.count, span_s=span_s
+        name=name,
+        records=records,
+        block_tokens=facts.block_tokens,
+        count=survey.count,
+        span_s=span_s,
+        unknown_models=tuple(sorted(unknown)),
     )
     paced = stream if rate_per_s is None else stream.at_rate(rate_per_s)
     survey.check_gap(path.name, paced.span_s / span_s if span_s > 0 else 1.0)
@@ -240,7 +265,9 @@ def _spread(records: Iterable[TraceRecord], tick_s: float, seed: int) -> Iterato
             yield record.at(start_s + offset * tick_s, record.model)
 
 
-def _with_models(records: Iterable[TraceRecord], weights: Mapping[str, float], seed: int) -> Iterator[TraceRecord]:
+def _with_models(
+    records: Iterable[TraceRecord], weights: Mapping[str, float], seed: int, bases: Mapping[str, str]
+) -> Iterator[TraceRecord]:
     models = list(weights)
     total = sum(weights.values())
     bounds = np.cumsum([weights[m] / total if total > 0 else 1 / len(models) for m in models]).tolist()
@@ -248,6 +275,9 @@ def _with_models(records: Iterable[TraceRecord], weights: Mapping[str, float], s
     for record, draw in zip(records, _uniforms(seed + 1), strict=False):
         if record.model in weights:
             yield record
+            continue
+        if record.model is not None and record.model in bases:
+            yield record.at(record.arrival_s, bases[record.model])
             continue
         model = models[min(len(models) - 1, bisect_right(bounds, draw))]
         if record.session_id is not None:

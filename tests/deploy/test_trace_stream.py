@@ -72,3 +72,21 @@ def test_trace_stream__bad_row_behind_thousands_of_good_ones__is_named_before_an
     path = write(tmp_path / "trace.parquet", [float(i) for i in range(5000)], input_tokens=tokens)
     with pytest.raises(BadTraceFile, match=r"row 4500.*input_tokens|input_tokens.*row 4500"):
         trace_stream(path, WEIGHTS, seed=0, spread_ticks=False)
+
+
+def test_trace_stream__models_that_the_fleet_has_not__are_drawn_and_told(tmp_path):
+    models = ["gpt-9", "a", None, "zeta", "gpt-9", "tuned-b"]
+    path = write(tmp_path / "trace.parquet", [float(i) for i in range(6)], model=models)
+    stream = trace_stream(path, WEIGHTS, seed=0, spread_ticks=False, bases={"tuned-b": "b"})
+
+    assert stream.unknown_models == ("gpt-9", "zeta")
+    assert stream.first(2, None).unknown_models == stream.first(None, 3.0).unknown_models == stream.unknown_models
+    assert {r.model for r in stream.records()} <= set(WEIGHTS)
+
+
+def test_trace_stream__adapters_of_the_fleet__are_requests_of_their_base(tmp_path):
+    path = write(tmp_path / "trace.parquet", [float(i) for i in range(30)], model=["tuned-b", "tuned-a"] * 15)
+    stream = trace_stream(path, WEIGHTS, seed=0, spread_ticks=False, bases={"tuned-a": "a", "tuned-b": "b"})
+
+    assert stream.unknown_models == ()
+    assert [r.model for r in stream.records()] == ["b", "a"] * 15
