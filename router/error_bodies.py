@@ -74,6 +74,7 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
         status=503, type="service_unavailable", code="tokenizer_unavailable", should_retry=True
     ),
     errors.GenerationFailed: ErrorShape(status=500, type="server_error", code="generation_failed"),
+    errors.GatewayFault: INTERNAL,
     errors.UnitsLost: ErrorShape(status=502, type="server_error", code="unit_lost", should_retry=True),
     errors.RequestKilledUnits: ErrorShape(status=500, type="server_error", code="request_killed_units"),
 }
@@ -93,8 +94,7 @@ def error_body(error: errors.RouterError, path: str = "") -> dict[str, Any]:
 
 
 def internal_error_body(request_id: str, path: str = "") -> dict[str, Any]:
-    message = f"The gateway failed on this request; report it with request id {request_id}."
-    return _body(message, INTERNAL, None, INTERNAL.code, path)
+    return error_body(errors.GatewayFault(request_id=request_id), path)
 
 
 def error_response(error: errors.RouterError, path: str = "") -> Response:

@@ -28,6 +28,7 @@ RouterError
 ├── GatewayNotReady          no model is routable, the control loop has not told yet which there are, or it ends
 ├── TokenizerUnavailable     the gateway cannot load the model's tokenizer, or lost the process that works on text
 ├── GenerationFailed         the engine gave the request up
+├── GatewayFault             a bug of ours; the gateway's log has its traceback
 ├── UnitsLost                every unit that was tried died under the request
 └── RequestKilledUnits       units died under the request, before they gave it a token
 """
@@ -296,6 +297,13 @@ class GenerationFailed(RouterError):
         super().__init__(f"The engine failed this request to model {model!r}: {reason}", code="generation_failed")
         self.model = model
         self.reason = reason
+
+
+class GatewayFault(RouterError):
+    """Stands for an exception that is none of these: what it says is for the log, not for clients."""
+
+    def __init__(self, *, request_id: str) -> None:
+        super().__init__(f"The gateway failed on this request; report it with request id {request_id}.")
 
 
 class UnitsLost(RouterError):

@@ -11,8 +11,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.error_bodies import error_response, internal_error_response
-from router.errors import AdminOnly, HeadersTooLarge, InvalidApiKey, ModelNotAllowed, RateLimited, RouterError
+from router.error_bodies import INTERNAL, error_response, internal_error_response
+from router.errors import (
+    AdminOnly,
+    GatewayFault,
+    HeadersTooLarge,
+    InvalidApiKey,
+    ModelNotAllowed,
+    RateLimited,
+    RouterError,
+)
 from router.http.streaming import ClientDisconnected
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.request_labels import CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
@@ -86,10 +94,13 @@ class RequestIdentity:
         except Exception:
             told = {"request_id": request_id, "model": state.get("model", ""), "endpoint": scope["path"][:200]}
             logger.exception("request failed by our own error", extra=told)
+            state["error"] = GatewayFault(request_id=request_id)
             if status != 0:
                 raise
             await internal_error_response(request_id, scope["path"])(scope, receive, send_with_id)
         finally:
+            if isinstance(state.get("error"), GatewayFault):
+                status = INTERNAL.status  # of a stream, too, which had begun with another one
             endpoint = scope["path"] if scope["path"] in ENDPOINTS else OTHER
             self._metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
             self._count_refusal(state.get("error"))

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.error_bodies import error_body, internal_error_body
-from router.errors import RouterError
+from router.error_bodies import error_body
+from router.errors import GatewayFault, RouterError
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,9 @@ class EventStyle:
 
 
 class EventStream(Response):
-    """Sends `first`, if there is one, and `events` as they come. Closes them as soon as the client leaves; an error
-    becomes the last event, and `on_error` is told of it: the status does not tell any more that there was one.
+    """Sends `first`, if there is one, and `events` as they come. Closes them as soon as the client leaves, or reads
+    nothing for `write_timeout_s`; an error becomes the last event, and `on_error` is told of it: the status does not
+    tell any more that there was one.
     """
 
     media_type = "text/event-stream"
@@ -89,22 +90,35 @@ class EventStream(Response):
         self._request_id = request_id
         self._keep_alive_s = keep_alive_s
         self._write_timeout_s = write_timeout_s
-        self._last_sent_s = 0.0
-        self._is_sending = False
+        self._turn = asyncio.Lock()
+        self._last_write_s = 0.0  # when it began
+        self._is_writing = False
         self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last_write_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._watch_writes(patience)
+                await self._send(receive, send)
+        except TimeoutError as error:
+            logger.warning("a client reads nothing; let go", extra={"request_id": self._request_id})
+            raise ClientDisconnected from error
+        finally:
+            self._watch.cancel()
+
+    async def _send(self, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send_events(send))
         keeper = asyncio.create_task(self._keep_alive(send))
         left = asyncio.create_task(_disconnected(receive))
         try:
-            # no deadline: the keeper bounds how long nothing is written, and the client may leave
+            # no deadline: the caller has one for each write, and the client may leave
             await asyncio.wait((sender, left, keeper), return_when=asyncio.FIRST_COMPLETED)
-            if not sender.done():  # the client left, or reads nothing
+            if not sender.done():
                 raise ClientDisconnected
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)  # nothing may follow the end
-            await self._send_end(send, sender.result())
+            await self._write(send, sender.result(), more_body=False)
         finally:
             for task in (sender, keeper, left):
                 task.cancel()
@@ -112,58 +126,55 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send) -> bytes:
         """Returns what comes last."""
-        loop = asyncio.get_running_loop()
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 event = self._first or await anext(events)
                 while True:
-                    self._last_sent_s = loop.time()
-                    self._is_sending = True  # until the server has room: it waits for a client that reads slowly
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-                    self._is_sending = False
+                    await self._write(send, event)
                     event = await anext(events)
             except StopAsyncIteration:
                 return self._style.done
+            except ClientDisconnected:
+                raise
             except RouterError as error:
-                self._on_error(error)
                 logger.warning("stream ends with an error", extra={"request_id": self._request_id, "error": str(error)})
-                return self._style.error(error_body(error, self._style.path))
-            except OSError as error:  # some servers tell of a client that left by the write that fails
-                raise ClientDisconnected from error
+                failure = error
             except Exception:
                 logger.exception("stream ends with our own error", extra={"request_id": self._request_id})
-                return self._style.error(internal_error_body(self._request_id, self._style.path))
+                failure = GatewayFault(request_id=self._request_id)
+            self._on_error(failure)
+            return self._style.error(error_body(failure, self._style.path))
 
-    async def _send_end(self, send: Send, last: bytes) -> None:
-        """The server has room for it when the client has read most of what came before."""
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await send({"type": "http.response.body", "body": last, "more_body": False})
-        except OSError as error:  # it has not, in time, or has left
-            raise ClientDisconnected from error
+    async def _write(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
+        """Returns when the server has room for more: it waits for a client that reads slowly."""
+        async with self._turn:
+            self._last_write_s, self._is_writing = asyncio.get_running_loop().time(), True
+            try:
+                await send({"type": "http.response.body", "body": body, "more_body": more_body})
+            except OSError as error:  # some servers tell of a client that left by the write that fails
+                raise ClientDisconnected from error
+            finally:
+                self._is_writing = False
+
+    def _watch_writes(self, patience: asyncio.Timeout) -> None:
+        """Ends the patience when a write takes too long. (A deadline for each would be a timer for each token.)"""
+        loop = asyncio.get_running_loop()
+        left_s = self._write_timeout_s
+        if self._is_writing:
+            left_s += self._last_write_s - loop.time()
+        if left_s > 0:
+            self._watch = loop.call_later(left_s, self._watch_writes, patience)
+        else:
+            patience.reschedule(loop.time())
 
     async def _keep_alive(self, send: Send) -> None:
-        """Returns when the client has read nothing for too long."""
         loop = asyncio.get_running_loop()
-        self._last_sent_s = loop.time()
         while True:
-            idle_s = loop.time() - self._last_sent_s
-            if self._is_sending:
-                if idle_s >= self._write_timeout_s:
-                    logger.warning("a client reads nothing; let go", extra={"request_id": self._request_id})
-                    return
-                await asyncio.sleep(min(self._keep_alive_s, self._write_timeout_s - idle_s))
-                continue
+            idle_s = 0.0 if self._is_writing else loop.time() - self._last_write_s
             await asyncio.sleep(max(self._keep_alive_s - idle_s, 0.01))
-            if not self._is_sending and loop.time() - self._last_sent_s >= self._keep_alive_s:
-                self._last_sent_s = loop.time()
-                try:
-                    async with asyncio.timeout(self._write_timeout_s):  # it may wait for the client, too
-                        await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
-                except TimeoutError:
-                    logger.warning("a client reads nothing; let go", extra={"request_id": self._request_id})
-                    return
+            if not self._is_writing and loop.time() - self._last_write_s >= self._keep_alive_s:
+                await self._write(send, _KEEP_ALIVE)
 
 
 async def _disconnected(receive: Receive) -> None:

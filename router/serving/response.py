@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from pdmux_actor.messages import SamplingParams
-from router.errors import RouterError
+from router.errors import GatewayFault, RouterError
 from router.generation import Generation, Output
 from router.live_view import ContextLengths
 from router.openai.parameters import GenerationParameters
@@ -157,8 +157,9 @@ class GenerationResponse:
                     usage = self._usage() if self._continuous_usage else None
                     if events := self._format.events(output.choice, output, usage):
                         yield events
-        except RouterError as error:
-            if events := self._format.failed_event(error):
+        except Exception as error:
+            failure = error if isinstance(error, RouterError) else GatewayFault(request_id=self.report.request_id)
+            if events := self._format.failed_event(failure):
                 yield events
             raise
         if self._include_usage:

@@ -156,6 +156,7 @@ async def test_stream__model_does_not_come_after_all__ends_with_the_error(serve,
     assert reply.status_code == 200
     assert lines[0].startswith(is_error)
     assert "is loading" in lines[-1]
+    await eventually(lambda: served.gateway.receipts.told().last)
     assert served.gateway.receipts.told().last[0].error.startswith("The model 'demo/bytes' is loading")
 
 

@@ -11,7 +11,9 @@ import pytest
 from fake_unit import FakeUnit, eventually
 
 from deploy.log_lines import write_log_lines
+from router.generation import Output
 from router.limits import GatewayLimits
+from router.serving.response import GenerationResponse
 from router.telemetry.fleet_event import EventKind
 
 COMPLETION = {"model": "demo/bytes", "prompt": "x", "max_tokens": 40}
@@ -106,3 +108,51 @@ async def test_stream__ends_with_an_error__request_log_and_receipt_name_it(serve
     assert (line["status"], line["error"], line["output_tokens"]) == (200, "UnitsLost", 5)
     (receipt,) = served.gateway.receipts.told().last
     assert receipt.error != ""
+
+
+CHAT = {"model": "demo/bytes", "messages": [{"role": "user", "content": "x"}], "max_tokens": 40}
+STREAMS = {
+    "/v1/completions": (COMPLETION, []),
+    "/v1/chat/completions": (CHAT, []),
+    "/v1/messages": (CHAT, ["error"]),
+    "/v1/responses": ({"model": "demo/bytes", "input": "x", "max_output_tokens": 40}, ["response.failed", "error"]),
+}
+
+
+@pytest.mark.parametrize("our_bug", [ZeroDivisionError("our bug"), ConnectionResetError("our bug")])
+@pytest.mark.parametrize("path", STREAMS)
+async def test_own_bug__in_the_midst_of_a_stream__is_told_logged_and_counted_as_an_error(
+    serve, caplog, monkeypatch, path, our_bug
+) -> None:
+    caplog.set_level("INFO", logger="muxfleet.requests")
+
+    def broken(response: GenerationResponse, output: Output) -> None:
+        num_tokens[0] += output.num_tokens
+        if num_tokens[0] > 3:
+            raise our_bug
+
+    num_tokens = [0]
+    monkeypatch.setattr(GenerationResponse, "_count", broken)
+    served = await serve(FakeUnit(says=lambda _: "letters and more letters"))
+    body, names = STREAMS[path]
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post(path, json=body | {"stream": True}, headers={"x-request-id": "mine-9"})
+
+    said = "The gateway failed on this request; report it with request id mine-9."
+    events = reply.text.strip().split("\n\n")
+    told = [event for event in events if said in event]
+    assert told == events[-max(1, len(names)) :], "the errors of the API's form come last, each once"
+    assert [event.split("\n")[0] for event in told if event.startswith("event: ")] == [f"event: {n}" for n in names]
+    last = json.loads(told[-1].rpartition("data: ")[2])
+    if path == "/v1/messages":
+        assert last == {"type": "error", "error": {"type": "api_error", "message": said}}
+    else:
+        assert last == {"error": {"message": said, "type": "server_error", "param": None, "code": "internal_error"}}
+    await eventually(lambda: served.gateway.receipts.told().last)
+    (line,) = [json.loads(r.message) for r in caplog.records if r.name == "muxfleet.requests"]
+    assert (line["status"], line["error"]) == (500, "GatewayFault")
+    assert served.gateway.receipts.told().last[0].error == said
+    counted = f'muxfleet_requests_total{{endpoint="{path}",model="demo/bytes",status="500"}} 1.0'
+    assert counted.encode() in served.gateway.metrics.exposition()
+    (bug,) = [r for r in caplog.records if r.exc_info]
+    assert bug.exc_info[1] is our_bug
