@@ -38,6 +38,7 @@ async def replay(
     seed: int = 0,
     extra_body: Mapping[str, object] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_outcome: Callable[[RequestOutcome], None] | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[RequestOutcome]:
     """Sends request i `records[i].arrival_s` seconds after the start, each on a connection of its own.
@@ -46,7 +47,7 @@ async def replay(
     is streamed and has the recorded number of tokens (`ignore_eos`; a record of 0 output tokens asks for 1).
     `vocab_sizes` bounds the ids per model. `extra_body` adds to or replaces fields of every request body. A request
     without a terminal answer `timeout_s` after it was sent is lost. Proxies in the environment are not used. Returns
-    the outcomes in the order of `records`.
+    the outcomes in the order of `records`; `on_outcome` hears of each as it ends, should the rest be interrupted.
 
     Raises:
         BadParameter: an argument is not usable, a record has no model, or it names blocks and `block_tokens` is not
@@ -70,7 +71,7 @@ async def replay(
         transport=transport or httpx.AsyncHTTPTransport(limits=limits), timeout=None, headers=headers
     )
     async with client:
-        run = _Run(client, endpoint, timeout_s, on_progress, total=len(records))
+        run = _Run(client, endpoint, timeout_s, on_progress, on_outcome, total=len(records))
         return await run.all([(record.arrival_s, index) for index, record in enumerate(records)], prepare)
 
 
@@ -150,12 +151,14 @@ class _Run:
         endpoint: str,
         timeout_s: float,
         on_progress: Callable[[int, int], None] | None,
+        on_outcome: Callable[[RequestOutcome], None] | None,
         total: int,
     ) -> None:
         self._client = client
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._on_progress = on_progress
+        self._on_outcome = on_outcome
         self._total = total
         self._done = 0
         self._loop = asyncio.get_running_loop()
@@ -196,6 +199,8 @@ class _Run:
             problem = f"connection: {type(error).__name__}: {error}"
         outcome = self._outcome(shot, stream, sent_s, status_code, problem)
         self._done += 1
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
         return outcome

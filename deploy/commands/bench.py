@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from deploy.commands.few_requests import few_requests_line
 from deploy.commands.given_command import given_command, without_user
@@ -17,8 +18,9 @@ from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
 from deploy.reports.percents import PERCENTS
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.entry import FILES, read_trace
-from traces.report import distributions, summarize
+from traces.report import Summary, distributions, summarize
 from traces.timeliness import SloTarget
+from traces.trace import Trace
 
 
 def bench(
@@ -63,7 +65,7 @@ def bench(
     console.print(f"{len(whole.records)} requests of {whole.name} in {fitted.trace.span_s:.1f} s")
     for note in (*timed.notes, *named.notes, *fitted.notes):
         console.print(f"  {note}")
-    outcomes = replay_with_progress(console, fitted.trace, url=url, timeout_s=timeout, seed=seed, api_key=key)
+    outcomes = _replayed(console, fitted.trace, url=url, timeout_s=timeout, seed=seed, api_key=key)
     used = {r.model for r in fitted.trace.records}
     summary = summarize(outcomes, _targets([m for m in models if m.id in used], ttft_s=slo_ttft, tbt_s=slo_tbt))
     console.print(summary_table(summary))
@@ -71,15 +73,41 @@ def bench(
         console.print(few, style="dim", soft_wrap=True)
     if json_file is not None:
         about = {"command": given_command(context), "url": without_user(url), "trace": fitted.trace.name}
-        write_json(json_file, {**about, **summary.as_dict(), "distributions": distributions(outcomes, PERCENTS)})
+        left = {"not_ended": len(fitted.trace.records) - len(outcomes)}
+        found = {**summary.as_dict(), "distributions": distributions(outcomes, PERCENTS)}
+        write_json(json_file, {**about, **left, **found})
     if out is not None:
         _write_outcomes(outcomes, out, {"trace": whole.name, "url": url, "seed": str(seed)})
+    _show_trouble(console, summary, outcomes)
+    if len(outcomes) < len(fitted.trace.records):
+        raise KeyboardInterrupt
+    if summary.total.lost or summary.total.failed:
+        raise typer.Exit(1)
+
+
+def _replayed(
+    console: Console, trace: Trace, *, url: str, timeout_s: float, seed: int, api_key: str | None
+) -> list[RequestOutcome]:
+    """Returns fewer outcomes than requests where it was interrupted: those that had ended. Raises KeyboardInterrupt:
+    none had.
+    """
+    ended: list[RequestOutcome] = []
+    try:
+        return replay_with_progress(
+            console, trace, url=url, timeout_s=timeout_s, seed=seed, api_key=api_key, on_outcome=ended.append
+        )
+    except KeyboardInterrupt:
+        if not ended:
+            raise
+        console.print(f"interrupted: {len(ended)} of {len(trace.records)} requests had ended", style="red")
+        return sorted(ended, key=lambda outcome: outcome.index)
+
+
+def _show_trouble(console: Console, summary: Summary, outcomes: list[RequestOutcome]) -> None:
     if trouble := trouble_line(summary):
         console.print(trouble, style="red")
         for line in first_errors(outcomes):
             console.print(f"  {line}", soft_wrap=True)
-    if summary.total.lost or summary.total.failed:
-        raise typer.Exit(1)
 
 
 def _targets(models: list[ServedModel], *, ttft_s: float | None, tbt_s: float | None) -> dict[str, SloTarget]:

@@ -1,5 +1,6 @@
 """muxfleet compare"""
 
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,14 +81,14 @@ def _files(file: Path | None, every: bool, cases: list[str] | None) -> list[Path
     if not every:
         if file is None:
             remedy = f"name an experiment file, or take --all figures of {_FOLDER}"
-            raise OptionNotUsable(option="EXPERIMENT", value="", remedy=remedy)
-        if file.is_dir():
+            raise OptionNotUsable(option="EXPERIMENT", value="(none)", remedy=remedy)
+        if os.path.isdir(file):
             raise OptionNotUsable(
                 option="EXPERIMENT", value=file, remedy="is a folder: add --all, or name a file of it"
             )
         return [file]
     folder = file or _FOLDER
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         remedy = "is no folder; name that of the experiment files, or leave out --all"
         raise OptionNotUsable(option="--all", value=folder, remedy=remedy)
     found = sorted(folder.glob("*.yaml"))

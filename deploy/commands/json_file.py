@@ -17,11 +17,12 @@ def writable(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    if path.is_dir():
+    is_there = _is_there(path)
+    if is_there and path.is_dir():
         raise OutputNotWritable(path=str(path), reason="Is a directory")
     if not path.parent.is_dir():
         raise OutputNotWritable(path=str(path), reason=f"there is no folder {path.parent}; make it, or name another")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path if is_there else path.parent, os.W_OK):
         raise OutputNotWritable(path=str(path), reason="Permission denied")
     return path
 
@@ -33,12 +34,23 @@ def writable_folder(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    there = next(folder for folder in (path, *path.absolute().parents) if _is_there(folder))
     if not there.is_dir():
         raise OutputNotWritable(path=str(path), reason=f"{there} is no folder; name another")
     if not os.access(there, os.W_OK | os.X_OK):
         raise OutputNotWritable(path=str(path), reason="Permission denied")
     return path
+
+
+def _is_there(path: Path) -> bool:
+    """`Path.exists` lets through that a folder is not ours to look into, or that a name is too long."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error
+    return True
 
 
 def html_page(path: Path | None) -> Path | None:

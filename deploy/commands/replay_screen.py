@@ -1,7 +1,7 @@
 """Replays a trace with a progress bar and shows the summary as a table."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,6 +22,7 @@ def replay_with_progress(
     seed: int,
     api_key: str | None = None,
     vocab_sizes: Mapping[str, int] | None = None,
+    on_outcome: Callable[[RequestOutcome], None] | None = None,
 ) -> list[RequestOutcome]:
     columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -36,6 +37,7 @@ def replay_with_progress(
                 vocab_sizes=vocab_sizes,
                 seed=seed,
                 on_progress=lambda done, _total: progress.update(task, completed=done),
+                on_outcome=on_outcome,
             )
         )
 
@@ -43,7 +45,8 @@ def replay_with_progress(
 def summary_table(summary: Summary) -> FittedTable:
     table = FittedTable()
     table.add_column("model")
-    for title in ("requests", "lost", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99", "in time", "gaps", "tokens/s"):
+    times = ("TTFT p50", "TTFT p99", "TBT p50", "TBT p99")
+    for title in ("requests", "lost", *times, "in time", "gaps", "output tokens/s"):
         table.add_column(title, justify="right")
     for name, figures in summary.rows():
         table.add_row(name, *_cells(figures), style="bold" if name == "total" else None)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _DEMAND_S = 120.0
 _MAX_GENERATED = 20_000_000
+_MOST_TOLD = 8  # models that are not placed
 
 
 def simulate(
@@ -98,15 +100,14 @@ def simulate(
     stream = _stream(fleet, trace, asked, bases)
     console.print("\n".join(stream_lines(stream)), soft_wrap=True)
     deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
-    if control_loop:
-        _refuse_fleet_modes(deployments)
-    loads = LoadTimes(bytes_per_s=1e9 * load_speed) if control_loop else None
+    loads = _loads(load_speed, deployments) if control_loop else None
     session = _Session(console, fleet, stream, None if plot is None else _plotter(plot), loads)
-    rates = None if sweep is None else _rates(sweep)
-    report = session.find(deployments, rates, jobs)
-    if json_file is not None:
-        found = {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": report}
-        write_json(json_file, {"command": given_command(context), **found, "fleet_file": read_text(file)})
+    try:
+        session.find(deployments, None if sweep is None else _rates(sweep), jobs)
+    finally:  # a run that is cut off leaves the figures of what has ended
+        if json_file is not None and session.report:
+            found = {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": session.report}
+            write_json(json_file, {"command": given_command(context), **found, "fleet_file": read_text(file)})
     session.write_plots()
 
 
@@ -132,7 +133,9 @@ class _Found:
 
 
 class _Session:
-    """Runs deployments of one fleet on one stream and shows each as it ends, in their order."""
+    """Runs deployments of one fleet on one stream and shows each as it ends, in their order. `report` has, for JSON,
+    what those that have ended found.
+    """
 
     def __init__(
         self,
@@ -148,23 +151,23 @@ class _Session:
         self._stream = stream
         self._plotter = plotter
         self._loads = loads
+        self.report: dict[str, object] = {}
         self._options = RunOptions(
             limits=GatewayLimits(max_queued=fleet.gateway.max_queued_requests, hold_s=fleet.gateway.hold_s),
             gateways=fleet.gateway.replicas,
             sample_partitions=plotter is not None,
         )
 
-    def find(self, deployments: list[Deployment], rates: list[float] | None, jobs: int) -> dict[str, object]:
-        """One run of each, or a sweep over `rates`; what they found, for JSON."""
-        report: dict[str, object] = {}
+    def find(self, deployments: list[Deployment], rates: list[float] | None, jobs: int) -> None:
+        """Runs each once, or a sweep over `rates` of each."""
         with SimulationProgress(self._console) as progress, Workers(jobs, progress.hear) as workers:
             if len(deployments) == 1:  # a sweep's rates, or parts of the fleet, are what can be run at once
                 (only,) = deployments
-                return {only.name: self._shown(self._run_or_sweep(only, rates, progress.hear, workers))}
+                self.report[only.name] = self._shown(self._run_or_sweep(only, rates, progress.hear, workers))
+                return
             tasks = {d.name: workers.submit(partial(self._run_or_sweep, d, rates)) for d in deployments}
             for name, task in tasks.items():
-                report[name] = self._shown(task.result())
-        return report
+                self.report[name] = self._shown(task.result())
 
     def write_plots(self) -> None:
         for path in self._plotter.write() if self._plotter is not None else ():
@@ -212,8 +215,10 @@ class _Session:
         )
 
     def _shown(self, found: _Found) -> dict[str, object]:
-        for model, reason in found.unplaced.items():
+        for model, reason in islice(found.unplaced.items(), _MOST_TOLD):
             self._console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
+        if (more := len(found.unplaced) - _MOST_TOLD) > 0:
+            self._console.print(f"not placed: {more} more models (--json names all)", style="red")
         if isinstance(found.found, FleetOutcome):
             return self._shown_run(found, found.found)
         self._console.print(sweep_table(found.name, found.found))
@@ -248,10 +253,12 @@ def _plotter(folder: Path) -> "FleetPlots":
     return FleetPlots(folder)
 
 
-def _refuse_fleet_modes(deployments: list[Deployment]) -> None:
+def _loads(gb_per_s: float, deployments: list[Deployment]) -> LoadTimes:
+    """Raises OptionNotUsable: one of them is divided into several engines."""
     for divided in (d for d in deployments if d.fleet_mode is not None):
         remedy = "leave out --control-loop: units of several engines keep their models"
         raise OptionNotUsable(option="--baseline", value=divided.name, remedy=remedy)
+    return LoadTimes(bytes_per_s=1e9 * gb_per_s)
 
 
 def _deployments(fleet: FleetFile, policies: list[str] | None, baselines: list[str] | None) -> list[Deployment]:

@@ -71,7 +71,7 @@ def figures_table(name: str, outcome: FleetOutcome) -> FittedTable:
     table.add_column("model")
     times = [f"{time} {figure}" for time in ("TTFT", "TBT") for figure in ("mean", "p50", "p99")]
     titles = ("requests", "ended", *times, "TPOT mean", "TPOT p99")
-    for title in (*titles, "in time", "gaps", "in time/s", "tokens/s"):
+    for title in (*titles, "in time", "gaps", "in time/s", "output tokens/s"):
         table.add_column(title, justify="right")
     for model, statistics in outcome.models.items():
         table.add_row(model, *_cells(statistics.figures(outcome.duration_s)))
@@ -90,7 +90,7 @@ def node_use_line(use: NodeUse) -> str:
     lost = f"; {use.lost} were taken away, with {use.cut} requests on them" if use.lost else ""
     return (
         f"{use.node_hours:.2f} node hours ({use.gpu_hours:.2f} GPU hours, cost {use.cost:.2f}), "
-        f"{use.most} nodes at most, {use.changes} came or went{lost}"
+        f"at most {use.most} at once, {use.changes} asked for or given back{lost}"
     )
 
 
@@ -112,7 +112,8 @@ def sweep_table(name: str, sweep: Sweep) -> FittedTable:
         f"({sweep.goodput_per_s:.3g} with 99 % of each one's gaps)"
     )
     table = FittedTable(title=title)
-    for heading in ("rate", "in time", "gaps", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99", "tokens/s"):
+    times = ("TTFT p50", "TTFT p99", "TBT p50", "TBT p99")
+    for heading in ("requests/s", "in time", "gaps", *times, "output tokens/s"):
         table.add_column(heading, justify="right")
     for point in sweep.points:
         figures = point.outcome.total().figures(point.outcome.duration_s)

@@ -36,8 +36,8 @@ def stats(
         "peak",
         "CV",
         "Fano",
-        "input p50/p99/max",
-        "output p50/p99/max",
+        "input tokens p50/p99/max",
+        "output tokens p50/p99/max",
         "reuse",
     ):
         table.add_column(title, justify="right" if title else "left")

@@ -36,6 +36,8 @@ _REMEDIES: Mapping[str, str] = {
     "byte_size": "must be a size such as 256MiB",
     "byte_size_unit": "unknown unit {unit!r}; write a size such as 256MiB",
 }
+_NO_SECTION = ("model_type", "model_attributes_type")
+_SURELY = 0.75  # so alike that the other keys need not be told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,10 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> Iterator[Probl
             yield Problem(path=path, value=None, remedy=_REMEDIES["missing"])
         elif kind == "string_pattern_mismatch":
             yield Problem(path=path, value=detail["input"], remedy=_pattern_remedy(detail["ctx"]["pattern"]))
+        elif kind in _NO_SECTION and path and detail["input"] is not None:
+            yield Problem(
+                path=path, value=detail["input"], remedy=f"{_REMEDIES[kind]}: {', '.join(_keys_at(path, root))}"
+            )
         else:
             template = _REMEDIES.get(kind)
             remedy = template.format(**_context(detail.get("ctx"))) if template else str(detail["msg"])
@@ -81,10 +87,11 @@ def _pattern_remedy(pattern: str) -> str:
 
 def _unknown_key(path: KeyPath, root: type[BaseModel]) -> str:
     known = _keys_at(path[:-1], root)
-    near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-    if near:
+    near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.6)
+    if near and difflib.SequenceMatcher(None, str(path[-1]), near[0]).ratio() >= _SURELY:
         return f"unknown key; did you mean {near[0]}?"
-    return f"unknown key; known here: {', '.join(known)}"
+    maybe = f"; did you mean {near[0]}?" if near else ";"
+    return f"unknown key{maybe} known here: {', '.join(known)}"
 
 
 def _keys_at(path: KeyPath, root: type[BaseModel]) -> Sequence[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -65,7 +66,10 @@ def _download(model: str, source: str, revision: str | None, name: str) -> Path:
         remedy = "neither a folder (write ./name) nor a Hugging Face id (org/name)"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except LocalEntryNotFoundError as error:
-        remedy = "Hugging Face is not reachable and its cache does not hold it; use a local folder"
+        remedy = (
+            f"{constants.ENDPOINT} is not reachable and Hugging Face's cache does not hold it; use a local folder, or "
+            "name a mirror in HF_ENDPOINT"
+        )
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except RemoteEntryNotFoundError as error:
         remedy = f"it has no {name}; of GGUF files write {source}:Q4_K_M, or {source}/FILE.gguf"

@@ -18,6 +18,7 @@ from deploy.fleet_file.forecast_section import check_trace
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.known_devices import unknown_device, without_weights
 from deploy.fleet_file.model_section import ModelSection
+from deploy.fleet_file.opposed_settings import opposed_settings
 from deploy.fleet_file.role_problems import role_problems
 from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems, with_trace_beside
 from deploy.fleet_file.section import Section
@@ -336,10 +337,8 @@ def semantic_problems(fleet: FleetFile) -> list[Problem]:
         problems.append(
             Problem(path=("pools",), value=gpus, remedy=f"GPUs in all, {MAX_GPUS} at most; split the fleet")
         )
-    for i, model in enumerate(fleet.models):
-        if model.replicas.max < model.replicas.min:
-            remedy = f"smaller than min ({model.replicas.min}); raise it or lower min"
-            problems.append(Problem(path=("models", i, "replicas", "max"), value=model.replicas.max, remedy=remedy))
+    suspect_s, lost_s = fleet.gateway.unit_suspect_s, fleet.gateway.unit_lost_s
+    problems += opposed_settings(fleet.models, fleet.engine.watch, unit_suspect_s=suspect_s, unit_lost_s=lost_s)
     without_adapters = [p.name for p in fleet.pools if not _takes_adapters(p, fleet.backend(p))]
     problems += adapter_problems(fleet.models, without_adapters)
     moves_kv = [p.device in fleet.backend(p).moves_kv_on and p.mesh_gpus == 1 for p in fleet.pools]

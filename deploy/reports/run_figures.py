@@ -15,7 +15,7 @@ def figures_rows(named: Mapping[str, Mapping[str, Any]], *, first: str) -> Repor
     return ReportTable(
         titles=(
             *(first, "requests", "ended", "TTFT p50", "TTFT p99", "TBT p50", "TBT p99"),
-            *("in time", "gaps", "in time/s", "tokens/s"),
+            *("in time", "gaps", "in time/s", "output tokens/s"),
         ),
         rows=tuple((name, *_cells(figures)) for name, figures in named.items()),
     )

@@ -53,7 +53,7 @@ def _cost(runs: Mapping[str, Any]) -> Iterator[str]:
 
 def _sweep_table(name: str, sweep: Mapping[str, Any]) -> ReportTable:
     return ReportTable(
-        titles=(f"rate, {name}", "in time", "TTFT p99", "TBT p99", "tokens/s"),
+        titles=(f"requests/s, {name}", "in time", "TTFT p99", "TBT p99", "output tokens/s"),
         rows=tuple(
             (
                 as_number(point["rate_per_s"]),

@@ -156,7 +156,7 @@ def deploy_fleet(
         build=_builder(designs, deployment) if loads is None else _leased_builder(designs, planned, capacities, loads),
         num_units=len(planned.units),
         num_gpus=sum(identity.num_gpus for identity, _ in designs[: len(planned.units)]),
-        unplaced=planned.plan.unplaced,
+        unplaced={**planned.plan.unplaced, **(_asleep(planned) if loads is None else {})},
         view_updates=FixedPlan
         if loads is None
         else led_by_control_loop(
@@ -164,6 +164,13 @@ def deploy_fleet(
         ),
         designs=designs if loads is None and deployment.fleet_mode is None else (),
     )
+
+
+def _asleep(planned: PlannedFleet) -> dict[str, str]:
+    """Returns models that need no replica and have none, with what that means where the plan stays."""
+    placed = {placement.model for unit in planned.plan.units for placement in unit.models}
+    why = "the plan has no replica of it (replicas.min: 0), and only with --control-loop is it loaded when asked for"
+    return {m.model: why for m in planned.models if m.model not in placed and m.model not in planned.plan.unplaced}
 
 
 def _units_to_come(fleet: FleetFile, planned: PlannedFleet) -> tuple[UnitCapacity, ...]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +11,9 @@ import pytest
 import yaml
 
 from deploy.cli import main
+from deploy.commands import simulate as simulate_module
 from deploy.commands.few_requests import few_requests_line
+from deploy.simulation.fleet_outcome import FleetOutcome
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
 Run = Callable[..., tuple[int, str, str]]
@@ -86,3 +89,65 @@ def test_simulate__plots_have_no_place_to_go__is_said_before_the_work(run: Run, 
     assert err == (
         f"muxfleet: {tmp_path / place}: cannot be written: {tmp_path / 'a-file'} is no folder; name another\n"
     )
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_simulate__name_that_no_file_system_takes__is_one_line(run: Run, tmp_path: Path, option: str) -> None:
+    place = tmp_path / ("a" * 300)
+    code, out, err = run("simulate", tmp_path / "none.yaml", option, place)
+    assert (code, out) == (2, "")
+    assert err == f"muxfleet: {place}: cannot be written: File name too long\n"
+
+
+def test_simulate__interrupted_in_the_second_policy__figures_of_the_first_are_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, begun = simulate_module.run_fleet_divided, []
+
+    def interrupted(*arguments: Any, **options: Any) -> FleetOutcome:
+        begun.append(arguments)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(simulate_module, "run_fleet_divided", interrupted)
+    policies = ("--policy", "mux", "--policy", "chunked_prefill", "--policy", "temporal")
+    code, _, err = run("simulate", EXAMPLE, "--duration", 1, *policies, "--json", tmp_path / "run.json")
+
+    assert (code, err) == (130, "")
+    assert list(json.loads((tmp_path / "run.json").read_text())["deployments"]) == ["mux"]
+
+
+def test_simulate__table_and_json__say_the_same(run: Run, tmp_path: Path) -> None:
+    _, out, _ = run("simulate", EXAMPLE, "--duration", 3, "--json", tmp_path / "run.json")
+    found = json.loads((tmp_path / "run.json").read_text())["deployments"]["mux"]
+    header = next(line for line in out.splitlines() if line.startswith("model"))
+    rows = {line.split()[0]: line for line in out.splitlines() if line.split() and "ms" in line.split()}
+
+    assert header.split("  ")[-1].strip() == "output tokens/s"
+    assert set(rows) == {*found["models"], "total"}
+    for name, figures in (*found["models"].items(), ("total", found["total"])):
+        requests, ended = rows[name].split()[1:3]
+        assert (int(requests), int(ended)) == (figures["requests"], figures["finished"])
+        assert figures["requests"] == sum(figures[end] for end in ("finished", "rejected", "failed", "lost"))
+        assert float(rows[name].split()[-1]) == pytest.approx(figures["output_tokens_per_s"], rel=0.01)
+        assert f"{figures['ttft_s']['p99'] * 1000:.0f} ms" in rows[name]
+    assert found["total"]["requests"] == sum(figures["requests"] for figures in found["models"].values())
+
+
+def test_simulate__more_models_that_may_sleep_than_fit__says_who_is_not_there(run: Run, tmp_path: Path) -> None:
+    fleet = yaml.safe_load(EXAMPLE.read_text())
+    model = {**fleet["models"][1], "source": str(EXAMPLE.parent / "models" / "llama-3.1-8b")}
+    demand, replicas = {"rate_per_s": 0.5, "prompt_tokens": 100, "output_tokens": 5}, {"min": 0, "max": 1}
+    fleet["models"] = [{**model, "id": f"m{i}", "demand": demand, "replicas": replicas} for i in range(14)]
+    fleet["pools"] = [{**fleet["pools"][1], "gpus_per_node": 1}]
+    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(fleet))
+    _, out, _ = run("simulate", tmp_path / "fleet.yaml", "--duration", 10, "--json", tmp_path / "run.json")
+    found = json.loads((tmp_path / "run.json").read_text())["deployments"]["mux"]
+
+    absent = {model for model, figures in found["models"].items() if figures["requests"] and not figures["finished"]}
+    assert absent
+    assert absent <= set(found["unplaced"])
+    assert out.count("not placed: m") == 8
+    assert f"not placed: {len(found['unplaced']) - 8} more models (--json names all)" in out
+    assert "only with --control-loop is it loaded when asked for" in out

@@ -185,6 +185,24 @@ async def test_replay__progress__counts_every_ending(server):
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
+async def test_replay__interrupted__what_had_ended_was_told(server):
+    heard, is_told = [], asyncio.Event()
+
+    def hear(outcome):
+        heard.append(outcome)
+        is_told.set()
+
+    running = asyncio.ensure_future(
+        replay([record("ok"), record("ok", arrival_s=3600.0)], url=server.url, timeout_s=TIMEOUT_S, on_outcome=hear)
+    )
+    await asyncio.wait_for(is_told.wait(), TIMEOUT_S)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert [(outcome.index, outcome.ending) for outcome in heard] == [(0, Ending.FINISHED)]
+
+
 async def test_replay__nothing_to_send__no_outcomes(server):
     assert await replay([], url=server.url, timeout_s=TIMEOUT_S) == []
 
