@@ -112,9 +112,9 @@ def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractConte
 
 def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: FleetFile) -> None:
     """Returns on Ctrl-C, SIGTERM or SIGHUP, and when the fleet is lost, which `fleet_on_screen` then raises."""
-    console.print(f"\nserving at {running.url} (Ctrl-C stops)\n")
-    console.print(curl_line(running.url, fleet.models[0].id), soft_wrap=True)
-    try:
+    try:  # who reads these lines may stop it at once
+        console.print(f"\nserving at {running.url} (Ctrl-C stops)\n")
+        console.print(curl_line(running.url, fleet.models[0].id), soft_wrap=True)
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -131,7 +130,7 @@ def breathing_fleet(file: Path, environment: Mapping[str, str], nodes: N) -> Ite
     try:
         process.wait_until_serving()
         yield Breathing(process, nodes)
-        assert process.stop(signal.SIGINT) == 0
+        process.assert_stops_well()
     finally:
         process.kill()
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +36,7 @@ def fleet(nodes: RayNodes, tmp_path: Path) -> Iterator[tuple[FleetProcess, RayNo
         worker = nodes.add()
         process.wait_until_serving()
         yield process, worker
-        assert process.stop(signal.SIGINT) == 0
+        process.assert_stops_well()
     finally:
         process.kill()
 

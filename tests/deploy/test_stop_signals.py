@@ -66,3 +66,28 @@ def test_serving__terminal_closed__ends_as_on_ctrl_c(hangup: None) -> None:
         serve_until_interrupted(Console(file=terminal), SimpleNamespace(url="http://127.0.0.1:1"), fleet)
 
     assert "serving at http://127.0.0.1:1" in terminal.getvalue()
+
+
+class StoppedAtOnce(io.StringIO):
+    """A reader that asks the fleet to end as soon as it reads that it serves."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+        self.is_told = False
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.words in text and not self.is_told:
+            self.is_told = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return written
+
+
+@pytest.mark.parametrize("words", ["serving at", "curl"])
+def test_serving__asked_to_end_as_it_says_so__ends_as_later(hangup: None, words: str) -> None:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+    fleet = parse_fleet_file("models: [{id: m, source: x}]\npools: [{name: p, device: cpu}]", name="f", base=Path())
+
+    with _terminable():
+        serve_until_interrupted(Console(file=StoppedAtOnce(words)), SimpleNamespace(url="http://127.0.0.1:1"), fleet)

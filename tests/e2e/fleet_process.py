@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 START_S = 240.0
-STOP_S = 90.0
+STOP_S, STOP_WAIT_S = 90.0, 60.0  # a busy machine is no reason to end by force
 RECOVER_S = 180.0
 RUNNING_S = 60.0
 
@@ -51,8 +51,9 @@ class FleetProcess:
         go to `muxfleet up`. `prefix`: a program that executes what follows it.
         """
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | dict(environment or {})
+        patience = ("--wait", str(START_S), "--stop-wait", str(STOP_WAIT_S))
         self._process = subprocess.Popen(
-            [*prefix, *self.command("up", str(fleet_file), "--wait", str(START_S), *options)],
+            [*prefix, *self.command("up", str(fleet_file), *patience, *options)],
             cwd=fleet_file.parent,
             env=clean,
             stdout=subprocess.PIPE,
@@ -192,8 +193,12 @@ class FleetProcess:
         _, alive = psutil.wait_procs(list(self._seen), timeout=15)
         left = [command_line(p) for p in alive]
         self.kill()
-        assert not left, f"left running: {left}"
+        assert not left, f"left running: {left}; the fleet ended with {code}; its output:\n{self.output}"
         return code
+
+    def assert_stops_well(self, how: signal.Signals = signal.SIGINT) -> None:
+        code = self.stop(how)
+        assert code == 0, f"told to end by {how.name}, the fleet ended with {code}; its output:\n{self.output}"
 
     def kill(self) -> None:
         """Whatever state it is in."""
@@ -225,7 +230,7 @@ def running_fleet(
     try:
         process.wait_until_serving()
         yield process
-        assert process.stop(stop) == 0
+        process.assert_stops_well(stop)
     finally:
         process.kill()
 
