@@ -106,7 +106,7 @@ class ReleaseEstimator(Estimator):
 
 def _release_costs(kind: UnitKind, plain: KindCosts, models: Sequence[PlacementModel]) -> ReleaseCosts:
     times = [_times(m.spec, kind) for m in models]
-    values = {field.name: getattr(plain, field.name) for field in fields(KindCosts)}
+    values = {field.name: getattr(plain, field.name) for field in fields(KindCosts) if field.init}
     one_way = np.ones(1)
     values |= {
         "memory_bytes": 0.54 * 80 * GB * kind.num_gpus,

@@ -154,9 +154,8 @@ def make_instance(units: Sequence[UnitCapacity], models: Sequence[PlacementModel
         ordered = tuple(_with_own_targets(m) if i in hopeless else m for i, m in enumerate(ordered))
         costs = estimator.costs(kinds, ordered)
         hopeless = _hopeless(costs, len(ordered))
-    for kind_costs in costs:
-        kind_costs.tbt_s[hopeless] = _ANY_LATENCY_S
-        kind_costs.slack_s[hopeless] = _ANY_LATENCY_S
+    if len(hopeless):
+        costs = tuple(_of_any_latency(kind_costs, hopeless) for kind_costs in costs)
     strains = _strains(ordered)
     return Instance(
         models=ordered,
@@ -187,6 +186,12 @@ def _hopeless(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.int
     models, little = np.arange(num_models), np.full(num_models, _LITTLE_PER_S)
     factors = [np.where(c.runs, c.factor(c.sums(models, little), c.minima(models, little)), 0.0) for c in costs]
     return np.flatnonzero(np.all([f <= 0 for f in factors], axis=0)) if factors else models
+
+
+def _of_any_latency(costs: KindCosts, models: npt.NDArray[np.intp]) -> KindCosts:
+    tbt_s, slack_s = costs.tbt_s.copy(), costs.slack_s.copy()
+    tbt_s[models], slack_s[models] = _ANY_LATENCY_S, _ANY_LATENCY_S
+    return replace(costs, tbt_s=tbt_s, slack_s=slack_s)
 
 
 def _placeable(costs: Sequence[KindCosts], num_models: int) -> npt.NDArray[np.bool_]:

@@ -17,7 +17,7 @@ over the models of a unit are all that it needs, so adding a model is adding a r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -26,8 +26,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 # Columns of sums over the models of a unit.
-BYTES, FLOOR, ROUND, ROUND_VARIANCE, DECODE, PREFILL, PREFILL_SQUARE, KV, KV_OWN, DECODE_OWN, LOAD, MODELS = range(12)
+BYTES, FLOOR, MODELS, LOAD, PREFILL, PREFILL_SQUARE, DECODE, KV, ROUND, ROUND_VARIANCE, DECODE_OWN, KV_OWN = range(12)
 NUM_SUMS = 12
+# Further columns of what a model brings by itself.
+_OUTPUT_TOKENS, _ROUND_RATE, _WHOLE_RATE, _EXCESS_SCV = range(NUM_SUMS, NUM_SUMS + 4)
+NUM_OWN = NUM_SUMS + 4
 # Columns of minima over the models of a unit; SLACK has one per way of sharing, so it comes last.
 TBT, BATCH, STEP, SLACK = range(4)  # BATCH: -(output tokens/s), STEP: -(seconds), as minima
 
@@ -54,7 +57,8 @@ class KindCosts:
     """Holds the costs of every model on one kind of unit; arrays over models, `slack_s` [models, ways]. `runs` is False
     where a model cannot run. `pool_blocks`, `memory_bytes`: what the kind offers; of a pool that takes what the models
     leave, a byte of theirs costs `blocks_per_byte` (else 0). `rates_per_s` is a model's whole
-    demand, `arrival_scv` the squared coefficient of variation of the gaps between its requests.
+    demand, `arrival_scv` the squared coefficient of variation of the gaps between its requests. `own` holds what each
+    model brings by itself, in one row: the factors of its sums that its load has no part in, then its minima.
     """
 
     num_gpus: int
@@ -79,6 +83,31 @@ class KindCosts:
     prefill_dilation: Floats
     decode_loss: Floats
     decode_sms: Floats
+    own: Floats = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        own = np.zeros((len(self.runs), NUM_OWN + SLACK + self.num_ways))
+        sums = (
+            (BYTES, self.resident_bytes),
+            (FLOOR, self.floor_blocks),
+            (MODELS, 1.0),
+            (LOAD, 1.0),
+            (PREFILL, self.prefill_s),
+            (PREFILL_SQUARE, self.prefill_s**2),
+            (DECODE, self.decode_s_per_sequence),
+            (KV, self.blocks_per_sequence),
+            (ROUND, self.decode_s),
+            (ROUND_VARIANCE, self.decode_s**2),
+            (_OUTPUT_TOKENS, self.output_tokens),
+            (_ROUND_RATE, -_ROUNDS_LENGTH * self.decode_s),
+            (_WHOLE_RATE, np.maximum(self.rates_per_s, _LITTLE)),
+            (_EXCESS_SCV, self.arrival_scv - 1.0),
+        )
+        for column, values in sums:
+            own[:, column] = values
+        minima = own[:, NUM_OWN:]
+        minima[:, TBT], minima[:, STEP], minima[:, SLACK:] = self.tbt_s, -self.decode_s, self.slack_s
+        object.__setattr__(self, "own", own)
 
     @property
     def num_ways(self) -> int:
@@ -87,42 +116,31 @@ class KindCosts:
     def sums(self, model: int | npt.NDArray[np.intp], rate_per_s: float | Floats) -> Floats:
         """[..., NUM_SUMS] of replicas that get `rate_per_s` requests a second."""
         rate = np.asarray(rate_per_s, dtype=np.float64)
-        step_s, tokens_per_s = self.decode_s[model], rate * self.output_tokens[model]
-        active = -np.expm1(-tokens_per_s * _ROUNDS_LENGTH * step_s)
-        decode = tokens_per_s * self.decode_s_per_sequence[model]
-        kv = tokens_per_s * self.blocks_per_sequence[model]
-        prefill_s = self.prefill_s[model]
+        own = self.own[model]
+        tokens_per_s = rate * own[..., _OUTPUT_TOKENS]
+        sums: Floats = np.empty((*tokens_per_s.shape, NUM_SUMS))
+        sums[...] = own[..., :NUM_SUMS]
+        active = -np.expm1(tokens_per_s * own[..., _ROUND_RATE])
         # Routing thins a stream: a share s of one with c^2 has 1 + s (c^2 - 1) (Whitt 1983, QNA Eq. 36).
-        share = np.minimum(1.0, rate / np.maximum(self.rates_per_s[model], _LITTLE))
-        scv = 1.0 + share * (self.arrival_scv[model] - 1.0)
-        return np.stack(
-            (
-                self.resident_bytes[model] + 0.0 * rate,
-                self.floor_blocks[model] + 0.0 * rate,
-                step_s * active,
-                step_s**2 * active * (1 - active),
-                decode,
-                rate * prefill_s,
-                rate * prefill_s**2 * scv,
-                kv,
-                kv * step_s * (1 - active),  # while m has sequences, its own step is part of every round
-                decode * step_s * (1 - active),
-                rate,
-                1.0 + 0.0 * rate,
-            ),
-            axis=-1,
-        )
+        scv = 1.0 + np.minimum(1.0, rate / own[..., _WHOLE_RATE]) * own[..., _EXCESS_SCV]
+        sums[..., LOAD : PREFILL_SQUARE + 1] *= rate[..., None]
+        sums[..., PREFILL_SQUARE] *= scv
+        sums[..., DECODE : KV + 1] *= tokens_per_s[..., None]
+        # While m has sequences, its own step is part of every round.
+        np.multiply(sums[..., DECODE : KV + 1], own[..., ROUND, None], out=sums[..., DECODE_OWN : KV_OWN + 1])
+        sums[..., ROUND : ROUND_VARIANCE + 1] *= active[..., None]
+        sums[..., ROUND_VARIANCE : KV_OWN + 1] *= (1 - active)[..., None]
+        return sums
 
     def minima(self, model: int | npt.NDArray[np.intp], rate_per_s: float | Floats) -> Floats:
         """[..., SLACK + ways]"""
         rate = np.asarray(rate_per_s, dtype=np.float64)
-        heads = np.stack(
-            (self.tbt_s[model] + 0.0 * rate, -rate * self.output_tokens[model], -self.decode_s[model] + 0.0 * rate),
-            axis=-1,
-        )
-        return np.concatenate(
-            (heads, np.broadcast_to(self.slack_s[model], (*heads.shape[:-1], self.num_ways))), axis=-1
-        )
+        own = self.own[model]
+        output = -rate * own[..., _OUTPUT_TOKENS]
+        minima: Floats = np.empty((*output.shape, SLACK + self.num_ways))
+        minima[...] = own[..., NUM_OWN:]
+        minima[..., BATCH] = output
+        return minima
 
     def holds(self, sums: Floats) -> npt.NDArray[np.bool_]:
         """Returns whether weights and one mean request of each model fit."""
@@ -206,9 +224,9 @@ class _Needs:
         }
 
 
-def _part(needed: Floats, amount: Floats | float) -> Floats:
+def _part(needed: Floats, amount: Floats) -> Floats:
     """Divides a need by what there is; where there is nothing, any need counts as far beyond it."""
-    return np.asarray(np.where(np.asarray(amount) > 0, needed / np.maximum(amount, _LITTLE), _TOO_MUCH))
+    return np.where(amount > 0, needed / np.maximum(amount, _LITTLE), _TOO_MUCH)
 
 
 def _factor_of(need: Floats) -> Floats:

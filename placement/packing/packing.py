@@ -219,12 +219,11 @@ class Packing:
         units whose factor is `above` that now: more load lowers it.
         """
         costs = self.instance.costs[kind]
-        units = np.flatnonzero((self.kind == kind) & (self.factor >= above))
+        candidates = (self.kind == kind) & (self.factor >= above)
+        candidates[list(self.homes[model])] = False
+        units = np.flatnonzero(candidates)
         if not costs.runs[model] or len(units) == 0:
             return units[:0], np.zeros(0)
-        homes = self.homes[model]
-        if homes:
-            units = units[~np.isin(units, list(homes))]
         sums = self.sums[units] + costs.sums(model, rate_per_s)
         minima = np.minimum(self.minima[units, : SLACK + costs.num_ways], costs.minima(model, rate_per_s))
         factors = self._strained_with(model, rate_per_s, units, costs.factor(sums, minima))
