@@ -1,12 +1,16 @@
 """/v1/messages as Anthropic's SDK meets it: a unit says what a model would."""
 
-import anthropic
+from typing import TYPE_CHECKING
+
 import httpx
 import pytest
 from fake_unit import FakeUnit, write_byte_tokenizer
 from test_tools import CALL, HERMES, SCHEMA
 
 from pdmux_actor.messages import StructuredKind
+
+if TYPE_CHECKING:
+    import anthropic
 
 MODEL = "demo/bytes"
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
@@ -20,7 +24,9 @@ async def talk(serve, tmp_path):
     """`talk(text)` is a client of a fleet whose model says `text`."""
     clients = []
 
-    async def start(text: str, template: str = HERMES, **unit) -> anthropic.AsyncAnthropic:
+    async def start(text: str, template: str = HERMES, **unit) -> "anthropic.AsyncAnthropic":
+        import anthropic  # a second or two, which processes that only collect this file are spared
+
         served = await serve(FakeUnit(says=lambda _: text, **unit))
         served.folder = write_byte_tokenizer(tmp_path / "hermes", chat_template=template)
         served.show(*served.units)
@@ -34,7 +40,7 @@ async def talk(serve, tmp_path):
         await client.close()
 
 
-async def ask(sdk: anthropic.AsyncAnthropic, **body):
+async def ask(sdk: "anthropic.AsyncAnthropic", **body):
     return await sdk.messages.create(**{"model": MODEL, "messages": ASK, "max_tokens": 500, **body})
 
 
@@ -158,6 +164,8 @@ async def test_message__last_one_is_the_assistants__is_continued_and_not_repeate
 
 
 async def test_message__template_rewrites_the_one_to_continue__is_refused_without_telling_it(talk) -> None:
+    import anthropic
+
     sdk = await talk("never said", template=HERMES.replace("m.content }}", "m.content | upper }}"))
     with pytest.raises(anthropic.BadRequestError) as refused:
         await ask(sdk, messages=PREFILLED)
