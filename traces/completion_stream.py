@@ -60,6 +60,7 @@ class CompletionStream:
         self.finished_s: float | None = None
         self.error: str | None = None
         self._last_token_s = 0.0
+        self._textless_end_s: float | None = None
         self._usage_tokens: int | None = None
         self._token_chunks = 0
         self._pending = b""
@@ -95,20 +96,28 @@ class CompletionStream:
             self._usage_tokens = chunk.usage.completion_tokens
         for choice in chunk.choices:
             self._on_choice(choice, now_s)
+        if self._textless_end_s is not None and self._usage_tokens == self._token_chunks + 1:
+            self._on_token(self._textless_end_s)  # each chunk before it had one token: it had the last one
+            self._textless_end_s = None
 
     def _on_choice(self, choice: _Choice, now_s: float) -> None:
-        # Text can be empty for a token too: half a character, or a special token. Only the closing chunk carries none.
+        # Text can be empty for a token too: half a character, or a special token. The closing chunk may carry none.
         if choice.text or choice.finish_reason is None:
-            if self.first_token_s is None:
-                self.first_token_s = now_s
-            else:
-                self.gaps_s.append(now_s - self._last_token_s)
-            self._last_token_s = now_s
-            self._token_chunks += 1
+            self._on_token(now_s)
         if choice.finish_reason is not None:
             self.finish_reason = choice.finish_reason
             self.finished_s = now_s
             if self.first_token_s is None:  # all of its tokens were without text
                 self.first_token_s = now_s
+            elif not choice.text:
+                self._textless_end_s = now_s
             if choice.finish_reason in _FAILED_REASONS:
                 self.error = f"the server ended it with finish_reason={choice.finish_reason!r}"
+
+    def _on_token(self, now_s: float) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        else:
+            self.gaps_s.append(now_s - self._last_token_s)
+        self._last_token_s = now_s
+        self._token_chunks += 1

@@ -5,8 +5,11 @@ import numpy as np
 from traces.errors import BadParameter
 from traces.record import TraceRecord
 
-FIRST_TOKEN_ID = 10  # below stand the special tokens of most tokenizers
-DEFAULT_VOCAB_SIZE = 251  # inside every byte-level vocabulary
+# Printable ASCII characters both where vocabularies begin with the characters of byte-level BPE (GPT-2's, Llama 3's,
+# Qwen's; SmolLM2's after 17 special tokens) and where they begin with 3 special tokens and the bytes (Llama 2's).
+# Other bytes are halves of characters, and models answer those with more of them.
+FIRST_TOKEN_ID = 36
+DEFAULT_VOCAB_SIZE = 94
 _SHARED, _OWN = 0, 1
 _UINT64 = 2**64 - 1
 

@@ -15,7 +15,7 @@ def test_prompt_token_ids__any_length__is_exact_and_in_range(input_tokens):
     prompt = ids(input_tokens, (1, 2, 3))
 
     assert len(prompt) == input_tokens
-    assert all(10 <= token_id < 251 for token_id in prompt)
+    assert all(36 <= token_id < 94 for token_id in prompt)
 
 
 def test_prompt_token_ids__shared_partial_block__shares_its_part():
@@ -42,9 +42,20 @@ def test_prompt_token_ids__negative_hash__is_a_hash_like_any_other():
 
 def test_prompt_token_ids__vocabulary_of_special_tokens_only__is_refused():
     with pytest.raises(BadParameter, match="vocab_size"):
-        ids(5, vocab_size=10)
+        ids(5, vocab_size=36)
 
 
 def test_prompt_token_ids__blocks_of_unknown_size__are_refused():
     with pytest.raises(BadParameter, match="block_tokens"):
         ids(5, (1,), block_tokens=None)
+
+
+def test_prompt_token_ids__byte_level_vocabularies__are_text() -> None:
+    """The first ids of three kinds: characters at once, after SmolLM2's special tokens, and Llama 2's bytes."""
+    printable = [chr(byte) for byte in range(33, 127)]
+    bytes_of_llama_2 = [chr(byte) for byte in range(256)]
+    vocabularies = (printable, [""] * 17 + printable, [""] * 3 + bytes_of_llama_2)
+
+    texts = [[vocabulary[token_id] for token_id in set(ids(700))] for vocabulary in vocabularies]
+
+    assert all(character in printable for text in texts for character in text)

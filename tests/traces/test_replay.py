@@ -146,12 +146,12 @@ async def test_replay__request_body__asks_for_exactly_the_record(server):
     records = [record("ok", input_tokens=40, output_tokens=2), record("ok", 0.01, output_tokens=0)]
 
     await replay(
-        records, url=server.url, timeout_s=TIMEOUT_S, api_key="secret", vocab_sizes={"ok": 12}, extra_body={"top_k": 5}
+        records, url=server.url, timeout_s=TIMEOUT_S, api_key="secret", vocab_sizes={"ok": 38}, extra_body={"top_k": 5}
     )
 
     short, body = sorted(server.bodies, key=lambda body: len(body["prompt"]))
     assert (len(body["prompt"]), body["max_tokens"]) == (40, 2)
-    assert set(body["prompt"]) == {10, 11}
+    assert set(body["prompt"]) == {36, 37}
     assert (body["ignore_eos"], body["stream"], body["temperature"], body["top_k"]) == (True, True, 0, 5)
     assert body["stream_options"] == {"include_usage": True}
     assert short["max_tokens"] == 1
@@ -228,7 +228,7 @@ async def test_replay__own_transport__is_used():
         ([], {"timeout_s": 0}, "timeout_s"),
         ([record(None)], {}, "records"),
         ([record("ok", prefix_block_hashes=(1,))], {}, "block_tokens"),
-        ([record("ok")], {"vocab_sizes": {"ok": 10}}, "vocab_sizes"),
+        ([record("ok")], {"vocab_sizes": {"ok": 36}}, "vocab_sizes"),
         ([record("ok")], {"extra_body": {"stop": {1, 2j}}}, "extra_body"),
     ],
 )
