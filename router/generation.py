@@ -101,7 +101,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     once, as the `prompt` is where its log-probabilities were asked for, and the `embedding`, float32, of a
     generation that `embeds`. `stop` is the string that ended it, where one did. `unshown_tokens` came without a text:
     special ones, and those that a later token makes a character of. They keep the pace, so whoever measures it counts
-    them; only the former are final.
+    them; only the former are final. `is_reasoning`: those without a text belong to the reasoning.
     """
 
     text: str
@@ -116,5 +116,6 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt: tuple[PromptToken, ...] = ()
     embedding: bytes = b""
     unshown_tokens: int = 0
+    is_reasoning: bool = False
     finish: FinishReason | None = None
     stop: str = ""

@@ -59,7 +59,8 @@ class ChatReply:
         if output.reasoning and self._with_reasoning:
             events += self._encoder.choice(self._chunk(index, _reasoning(output.reasoning), None), usage)
         if output.text or self._tells_tokens(output):
-            chunk = self._chunk(index, {"content": output.text}, None)
+            is_thought = output.is_reasoning and not output.text and self._with_reasoning
+            chunk = self._chunk(index, _reasoning("") if is_thought else {"content": output.text}, None)
             if self._with_logprobs:
                 chunk["logprobs"] = chat_logprobs(output.logprobs)
             if self._prompt_token_ids is not None:

@@ -25,12 +25,12 @@ async def read_parts(
     """
     held: list[Output] = []
     num_calls = 0
-    is_call = False
+    is_call = is_reasoning = False
     async with aclosing(outputs) as coming:
         async for output in coming:
             if output.unshown_tokens and not (output.num_tokens or output.prompt or output.finish is not None):
                 if streams and not is_call:
-                    yield output
+                    yield replace(output, is_reasoning=is_reasoning)
                 continue
             held.append(output)
             if not streams and output.finish is None:
@@ -40,7 +40,7 @@ async def read_parts(
             left = None if max_calls is None else max_calls - num_calls
             merged = _merged(output, parts, [one.num_tokens for one in held], left)
             num_calls += len(merged.tool_calls)
-            is_call = parts[-1].is_call
+            is_call, is_reasoning = parts[-1].is_call, parts[-1].is_reasoning and not parts[-1].text
             held.clear()
             yield merged
 
@@ -64,6 +64,7 @@ def _merged(output: Output, parts: list[ReplyParts], num_tokens: list[int], max_
         text=text,
         reasoning=reasoning,
         unshown_tokens=0 if is_shown else output.num_tokens,
+        is_reasoning=parts[-1].is_reasoning,
         tool_calls=tuple(ToolCall(call_id=_call_id(), name=call.name, arguments=call.arguments) for call in calls),
         reasoning_tokens=sum(tokens for part, tokens in zip(parts, num_tokens, strict=True) if part.is_reasoning),
     )

@@ -98,6 +98,16 @@ async def test_chat__calls_a_tool__nothing_is_told_before_the_call_is_whole(serv
     assert len(chunks) == begin + 3, "the call and the end follow"
 
 
+async def test_chat__thinks__tokens_without_text_are_of_the_reasoning(serve, tmp_path) -> None:
+    chunks = await read_for_calls(await serve(of_halves("<think>ü</think>ok")), tmp_path)
+
+    told = [(d.get("reasoning_content"), d.get("content")) for d in chunks if d]
+    before = [(None, "")] * len("<think")  # it may be text
+    thought = [("", None), ("", None), ("ü", None)] + [("", None)] * len("</think>")
+    assert told == [*before, *thought, (None, "o"), (None, "k")]
+    assert all(d["reasoning"] == d["reasoning_content"] for d in chunks if "reasoning_content" in d)
+
+
 async def read_for_calls(served, folder) -> list[dict]:
     served.folder = write_byte_tokenizer(folder / "hermes", chat_template=HERMES)
     served.show(*served.units)
