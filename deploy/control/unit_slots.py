@@ -18,24 +18,30 @@ class UnitSlots:
 
     def join(self, report: UnitReport) -> None:
         where = (report.pool, report.node)
-        empty = self._empty.get(where)
-        if report.unit_id in self._before:
-            place = self._before.pop(report.unit_id)
-        elif empty:
-            place = empty.pop()
-        elif (before := self._unclaimed(*where)) is not None:
-            place = self._before.pop(before)
-        else:
-            number = self._counts.get(where, 0)
-            self._counts[where] = number + 1
-            place = f"{report.pool}/{report.node}/{number}"
+        place = self._before.pop(report.unit_id, None)
+        if place is None:
+            self._place_of[report.unit_id] = self._free(*where)
+            return
+        other = next((unit_id for unit_id, of_unit in self._place_of.items() if of_unit == place), None)
         self._place_of[report.unit_id] = place
+        if other is not None:  # that one came first, and this one might have died
+            self._place_of[other] = self._free(*where)
+        elif place in (empty := self._empty.get(where, [])):
+            empty.remove(place)
 
-    def _unclaimed(self, pool: str, node: str) -> str | None:
-        """Returns a unit of the node that the control loop before led and this one has not heard of: it may have died
-        meanwhile, and the one that comes be its successor.
+    def _free(self, pool: str, node: str) -> str:
+        """Returns a place that was left; or that of a unit which the control loop before led and this one has not heard
+        of: it may have died meanwhile, and the one that comes be its successor; or a new one.
         """
-        return next((u for u, place in self._before.items() if place.rsplit("/", 1)[0] == f"{pool}/{node}"), None)
+        if empty := self._empty.get((pool, node)):
+            return empty.pop()
+        taken = set(self._place_of.values())
+        for place in self._before.values():
+            if place not in taken and place.rsplit("/", 1)[0] == f"{pool}/{node}":
+                return place
+        number = self._counts.get((pool, node), 0)
+        self._counts[pool, node] = number + 1
+        return f"{pool}/{node}/{number}"
 
     def leave(self, report: UnitReport) -> str:
         place = self._place_of.pop(report.unit_id)
