@@ -7,6 +7,7 @@ from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import ModelLoad, NeighbourLoss
 
 _SAMPLE_S = 5.0  # heartbeats come twice a second, and a unit of many models has many pairs
+_MOST_SAMPLE_S = 15.0  # a unit that was silent for longer stood still: its requests per second say nothing
 _HALF_LIFE_S = 60.0
 _FORGOTTEN_S = 60.0  # after a unit's last sample
 
@@ -68,6 +69,9 @@ class NeighbourEvidence:
             self._units[report.unit_id] = SharedUnit(sampled_s=now_s, loads=loads)
             return
         passed_s = now_s - unit.sampled_s
+        if passed_s > _MOST_SAMPLE_S:
+            unit.sampled_s, unit.loads = now_s, loads
+            return
         kept = 0.5 ** (passed_s / _HALF_LIFE_S)
         unit.span_s = kept * unit.span_s + passed_s
         for model, load in loads.items():

@@ -146,6 +146,17 @@ def test_pair__does_no_harm_beyond_the_estimate__is_not_learned(late: float, ttf
     assert shared.lost() == 0.0
 
 
+def test_pair__unit_stood_still_for_a_while__says_what_it_said_before() -> None:
+    paused, other = hurt(), hurt()
+    paused.now_s += 50.0
+    paused.run(5, late=0.5, ttft_lost_s=1.0)
+    other.run(5, late=0.5, ttft_lost_s=1.0)
+    paused.settle()
+    other.settle()
+
+    assert paused.lost() == pytest.approx(other.lost(), rel=0.05)
+
+
 def test_pair__few_requests__says_nothing() -> None:
     shared = Shared()
     shared.run(15, late=0.5, ttft_lost_s=1.0)
