@@ -5,7 +5,7 @@ them another clock's.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from deploy.control.cordons import Cordons
+from deploy.control.cordons import Cordons, LostCordon
 from deploy.control.decision_history import NotedDecision
 from deploy.control.demand_forecasts import KeptForecast
 from deploy.control.neighbour_learning import LearnedStrain
@@ -80,6 +80,7 @@ class ControlState:
     deaths: KeptDeaths
     decisions: tuple[NotedDecision, ...]
     cordons: Cordons = field(default_factory=Cordons)
+    lost_cordons: tuple[LostCordon, ...] = ()
     steps: tuple[MeasuredUnit, ...] = ()
     sizes: tuple[KeptSize, ...] = ()
     strains: tuple[LearnedStrain, ...] = ()
@@ -101,6 +102,7 @@ class ControlState:
                 places=tuple(_budget_shifted(b, by_s) for b in self.deaths.places),
                 loads=tuple(_budget_shifted(b, by_s) for b in self.deaths.loads),
             ),
+            lost_cordons=tuple(replace(c, lost_s=c.lost_s + by_s) for c in self.lost_cordons),
             decisions=tuple(replace(d, at_s=d.at_s + by_s) for d in self.decisions),
             sizes=tuple(replace(s, changed_s=s.changed_s + by_s) for s in self.sizes),
             strains=tuple(replace(s, seen_s=s.seen_s + by_s) for s in self.strains),

@@ -49,22 +49,36 @@ class Cordons:
         return max(held, key=lambda c: (c.drains, c.is_forced), default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostCordon:
+    """`lost_s`: when its unit was given up."""
+
+    cordon: Cordon
+    lost_s: float
+
+
 class LostCordons:
     """Keeps the cordons of units that were given up, for a while: one may only have been out of reach, and come back
     as it was.
     """
 
     def __init__(self) -> None:
-        self._lost: dict[str, tuple[Cordon, float]] = {}
+        self._lost: dict[str, LostCordon] = {}
 
     def note(self, cordons: Iterable[Cordon], now_s: float) -> None:
-        self._lost = {i: (c, at_s) for i, (c, at_s) in self._lost.items() if now_s - at_s <= _BACK_S}
-        self._lost |= {cordon.name: (cordon, now_s) for cordon in cordons}
+        self._lost = {unit: lost for unit, lost in self._lost.items() if now_s - lost.lost_s <= _BACK_S}
+        self._lost |= {cordon.name: LostCordon(cordon=cordon, lost_s=now_s) for cordon in cordons}
 
     def back(self, unit_id: str, now_s: float) -> Cordon | None:
         """Returns the cordon of a unit that is heard of again, as if for the first time."""
-        cordon, at_s = self._lost.pop(unit_id, (None, now_s))
-        return cordon if now_s - at_s <= _BACK_S else None
+        lost = self._lost.pop(unit_id, None)
+        return None if lost is None or now_s - lost.lost_s > _BACK_S else lost.cordon
+
+    def kept(self) -> tuple[LostCordon, ...]:
+        return tuple(self._lost.values())
+
+    def restore(self, lost: Iterable[LostCordon]) -> None:
+        self._lost |= {one.cordon.name: one for one in lost}
 
 
 def part_of(plan: Plan, unit_ids: Set[str]) -> Plan:

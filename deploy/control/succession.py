@@ -57,6 +57,7 @@ class Succession:
             deaths=self._fleet.kept(),
             decisions=self._history.kept(),
             cordons=self._fleet.cordons,
+            lost_cordons=self._fleet.lost_cordons.kept(),
             steps=self._fleet.learning.kept,
             sizes=self._scaling.kept(),
             strains=self._fleet.neighbours.kept(),
@@ -72,6 +73,7 @@ class Succession:
         self._transition.restore(state.replicas, state.moves_s)
         self._fleet.restore(state.deaths)
         self._fleet.cordons = state.cordons
+        self._fleet.lost_cordons.restore(state.lost_cordons)
         self._scaling.restore(state.sizes)
         self._fleet.learning.evidence.restore(state.steps, state.noted_s)
         self._fleet.neighbours.restore(state.strains)

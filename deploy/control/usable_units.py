@@ -37,7 +37,7 @@ class Fleet:
         self._reasons: dict[str, str] = {}
         self._now_s = 0.0
         self.cordons = Cordons()
-        self._lost_cordons = LostCordons()
+        self.lost_cordons = LostCordons()
         self.going_nodes: frozenset[str] = frozenset()
         """Nodes that Ray is about to take away."""
         self._went: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ class Fleet:
 
     def join(self, report: UnitReport, now_s: float) -> None:
         self._places.join(report)
-        if (cordon := self._lost_cordons.back(report.unit_id, now_s)) is not None:
+        if (cordon := self.lost_cordons.back(report.unit_id, now_s)) is not None:
             self.cordons = self.cordons.having(cordon)
 
     def set_going_nodes(self, nodes: frozenset[str]) -> None:
@@ -98,7 +98,7 @@ class Fleet:
         """Withdraws the cordons of units that are given up, until they come back."""
         gone = [c for c in self.cordons.entries if c.scope is CordonScope.UNIT and c.name in unit_ids]
         self.cordons = Cordons(entries=tuple(c for c in self.cordons.entries if c not in gone))
-        self._lost_cordons.note(gone, now_s)
+        self.lost_cordons.note(gone, now_s)
 
     def usable(self, now_s: float) -> Sequence[KnownUnit]:
         """All that stay and may take models, without those whose place is out; if that leaves none, with them."""

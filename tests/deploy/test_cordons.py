@@ -244,6 +244,23 @@ def test_drain__unit_out_of_reach_until_it_is_given_up__is_drained_when_it_is_ba
     assert world.units["u2"].ready() == set()
 
 
+def test_drain__control_loop_restarts_while_the_unit_is_given_up__is_drained_when_it_is_back() -> None:
+    solver = Told(a="u1", b="u2")
+    world = world_of(solver, "a", "b")
+    solver.homes = dict.fromkeys("ab", ("u2", "u1"))
+    cordon_in(world, cordon("u2", drains=True))
+    world.beat(12)
+    world.beat(40, silent=frozenset({"u2"}))
+    assert states(world) == {"u1": None}
+
+    world.hand_over()
+    world.beat(40, silent=frozenset({"u2"}))
+    world.hand_over()
+    world.beat(12)
+
+    assert states(world) == {"u1": None, "u2": "drained"}
+
+
 def test_cordon__of_a_unit_that_went_while_the_control_loop_was_away__is_forgotten() -> None:
     world = world_of(Told(a="u1"), "a")
     cordon_in(world, cordon("u2"), cordon("n"))
