@@ -2,7 +2,8 @@
 
 EngineError
 ├── ModelLoadError     a checkpoint cannot be served: missing, broken, unsupported or too large
-│   └── ModelTooLarge  there is not enough memory for it
+│   ├── ModelTooLarge  there is not enough memory for it
+│   └── BaseNotHere    of an adapter: the model that it belongs to is not on the unit
 ├── HostMemoryShort    host memory does not take a model's weights
 ├── InvalidStructuredOutput  the form that an output is to have cannot be compiled or followed
 ├── LaunchFailed       a launch that was to be measured failed
@@ -32,6 +33,14 @@ class ModelLoadError(EngineError):
 
 class ModelTooLarge(ModelLoadError):
     """There is not enough memory for it now."""
+
+
+class BaseNotHere(ModelLoadError):
+    """Its base was never there, or did not fit when it was attached."""
+
+    def __init__(self, *, model: str, base: str) -> None:
+        remedy = "lease the base with it, and no adapter as a base"
+        super().__init__(model=model, reason=f"its base {base!r} is not on this unit", remedy=remedy)
 
 
 class HostMemoryShort(EngineError):

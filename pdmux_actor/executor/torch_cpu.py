@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from pdmux_actor.errors import BaseNotHere
 from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.compiled_layers import CompiledLayers
 from pdmux_actor.executor.cpu_device import measure_cpu
@@ -123,7 +124,10 @@ class TorchCpuExecutor:
         return loaded.info
 
     def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
-        self._adapters.load(model, self._loaded.get(base) or self._attached[base], source, revision)
+        held = self._loaded.get(base) or self._attached.get(base)
+        if held is None:
+            raise BaseNotHere(model=model, base=base)
+        self._adapters.load(model, held, source, revision)
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         decoder, kv = self._loaded[info.model].decoder, self._storage.view(info.spec, info.geometry)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pdmux_actor.errors import BaseNotHere
 from pdmux_actor.executor.cuda.capture_plan import likely_captures
 from pdmux_actor.executor.cuda.cuda_device import check_pool
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
@@ -152,7 +153,10 @@ class TorchCudaExecutor:
         return self.hold(self._loading.model(source.or_dtype(self._default_dtype), on_progress))
 
     def load_adapter(self, model: str, base: str, source: str, *, revision: str | None) -> None:
-        self._loading.adapter(model, self._held(base), source, revision)
+        held = self._loaded.get(base) or self._attached.get(base)
+        if held is None:
+            raise BaseNotHere(model=model, base=base)
+        self._loading.adapter(model, held, source, revision)
 
     def hold(self, loaded: LoadedModel) -> ModelInfo:
         """A model that was made on the device, ready to be attached."""

@@ -8,7 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from pdmux_actor.engine import Inbox
-from pdmux_actor.errors import ModelLoadError, ModelTooLarge
+from pdmux_actor.errors import BaseNotHere, ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.model_info import ModelInfo, ModelSource, longest_sequence_tokens
 from pdmux_actor.scheduling.events import AttachAdapter, AttachModel, RemoveModel, ResizePool
@@ -141,6 +141,7 @@ class LoadedModels:
     def _let_go(self, failed: _NoRoom) -> None:
         """Of a model that was loaded, and for whose launches there was no room."""
         if failed.model in self._attached:
+            self._take_out_adapters(failed.model)  # that were ordered before this was known
             self._take_out(failed.model)
         self._sender.send(CallFailed(failed.call, failed.error.reason, failed.error.remedy))
 
@@ -164,11 +165,7 @@ class LoadedModels:
     def _fetch_adapter(self, command: LoadModelCommand, base: str) -> ModelInfo:
         """Its base in all but the name. An adapter never sleeps: it is read again in no time."""
         if base not in self._attached or base in self._bases:
-            raise ModelLoadError(
-                model=command.model,
-                reason=f"its base {base!r} is not on this unit",
-                remedy="lease the base with it, and no adapter as a base",
-            )
+            raise BaseNotHere(model=command.model, base=base)
         self._executor.load_adapter(command.model, base, command.source, revision=command.revision)
         return replace(self._attached[base], model=command.model)
 
@@ -187,8 +184,7 @@ class LoadedModels:
 
     def _remove(self, command: RemoveModelCommand) -> None:
         if command.model in self._attached:
-            for adapter in [a for a, base in self._bases.items() if base == command.model]:
-                self._take_out(adapter)
+            self._take_out_adapters(command.model)
             origin = self._origins[command.model]
             if command.sleep and command.model not in self._bases:
                 self._sleepers.put(command.model, origin)
@@ -197,6 +193,10 @@ class LoadedModels:
             self._sleepers.forget(command.model)
         self._tell_sleepers()
         self._sender.send(answered(command.call, None))
+
+    def _take_out_adapters(self, model: str) -> None:
+        for adapter in [a for a, base in self._bases.items() if base == model]:
+            self._take_out(adapter)
 
     def _take_out(self, model: str) -> None:
         """Returns when the engine has let it go."""

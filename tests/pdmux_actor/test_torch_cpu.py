@@ -286,6 +286,14 @@ def test_load_model__block_smaller_than_a_token__names_block_bytes(demo_checkpoi
     executor.close()
 
 
+def test_load_adapter__base_is_not_there__says_so() -> None:
+    executor = TorchCpuExecutor(kv_pool_bytes=1 << 20, block_bytes=4096, device=make_device())
+
+    with pytest.raises(ModelLoadError, match="its base 'b' is not on this unit"):
+        executor.load_adapter("x", "b", "nowhere", revision=None)
+    executor.close()
+
+
 @pytest.mark.parametrize(("requested", "expected"), [(None, 4096), (100, 100), (10**6, 4096)])
 def test_load_model__max_model_len__is_the_smaller_of_both(
     demo_checkpoints: Mapping[str, Path], requested: int | None, expected: int

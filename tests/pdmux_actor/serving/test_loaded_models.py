@@ -1,6 +1,7 @@
 """Where models that sleep and models that serve share one memory, those that serve come first."""
 
 import queue
+import threading
 import time
 
 import pytest
@@ -39,6 +40,7 @@ class NoInbox:
         self.loaded_models = None
         self.holds_back = False
         self.ready = []
+        self.removed = []
 
     def put(self, event):
         match event:
@@ -56,6 +58,7 @@ class NoInbox:
                 if on_ready is not None and not self.holds_back:
                     on_ready()
             case RemoveModel(model=model):
+                self.removed.append(model)
                 self.executor.detach_model(model)
                 self.loaded_models.on_detached(model)
 
@@ -162,6 +165,36 @@ def test_loaded_models__no_room_for_launches_of_a_model__fails_that_call_and_the
     assert (failed.call, failed.reason, failed.remedy) == (1, "its rows' blocks take 9 bytes", "lower kv_memory")
     *_, loaded = load("a")
     assert isinstance(loaded, Answered)
+
+
+def test_loaded_models__base_does_not_fit_when_its_adapter_was_ordered_already__both_leave_the_adapter_first(
+    checkpoint, monkeypatch
+):
+    executor = CrowdedExecutor(
+        device=H100, latency=RooflineLatency(H100), total_blocks=1000, block_bytes=16384, clock=VirtualClock()
+    )
+    sent, inbox, is_ordered = queue.SimpleQueue(), NoInbox(executor), threading.Event()
+    sender = type("Sender", (), {"send": staticmethod(sent.put)})
+    inbox.loaded_models = loaded_models = LoadedModels(executor, inbox, sender, host_memory_bytes=1 << 30)
+
+    def refuse(self, info, table):
+        assert is_ordered.wait(60)
+        raise ModelTooLarge(model=info.model, reason="too large", remedy="lower kv_memory")
+
+    monkeypatch.setattr(CrowdedExecutor, "attach_model", refuse)
+    loaded_models.order(LoadModelCommand(1, "a", str(checkpoint), 100))
+    loaded_models.order(LoadModelCommand(2, "x", str(checkpoint), 100, base="a"))
+    is_ordered.set()
+
+    told = {}
+    while len(told) < 2:
+        answer = sent.get(timeout=60)
+        if isinstance(answer, Answered | CallFailed):
+            told[answer.call] = answer
+    assert (type(told[1]), told[1].reason) == (CallFailed, "too large")
+    assert inbox.removed == ["x", "a"]
+    loaded_models.order(LoadModelCommand(3, "x", str(checkpoint), 100, base="a"))
+    assert sent.get(timeout=60).reason == "its base 'a' is not on this unit"
 
 
 def drained(sent):
