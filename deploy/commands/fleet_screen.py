@@ -18,7 +18,7 @@ from deploy.environment import export_environment, ray_address, ray_auth_token, 
 from deploy.fleet_file.settings import FleetFile
 from deploy.local.haproxy import program_path, usable_proxy
 from deploy.local.ray_environment import ray_environment
-from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot
+from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot, this_machine
 from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 from deploy.local.supervisor import Supervisor, supervised
 from deploy.serve.render import logical_cpus, without_node_labels
@@ -106,6 +106,7 @@ def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractConte
         pid=os.getpid(),
         boot=this_boot(),
         started_s=process_started_s(),
+        machine=this_machine(),
     )
     return announced(running_fleets_folder(), found)
 

@@ -18,8 +18,10 @@ from ray.exceptions import RayError
 
 from deploy.environment import export_environment
 from deploy.errors import ClusterUnreachable, FleetStartError
+from deploy.local.session_folders import make_session_folder, remove_left_behind
 from deploy.local.supervisor import Supervisor
 
+_SESSIONS = Path("/tmp")
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE_S = 0.25
 # Logical CPUs beyond what the fleet file asks for: nodes that are applied later must find room on this one machine.
@@ -35,7 +37,8 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     """Starts a cluster of one node; yields the folder of its logs, which goes with it."""
     # Sockets in it have paths of at most 107 bytes: no deep TMPDIR. Ray lets everybody into its own folder: it lies in
     # one for its owner only.
-    folder = Path(tempfile.mkdtemp(prefix="muxfleet-", dir="/tmp"))
+    remove_left_behind(_SESSIONS)
+    folder = make_session_folder(_SESSIONS)
     session = folder / "ray"
     session.mkdir()
     try:

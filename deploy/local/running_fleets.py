@@ -4,6 +4,7 @@ There is a file per fleet, which only its owner can read.
 """
 
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ import psutil
 from deploy.errors import FleetNotNamed, FleetUnreachable
 from deploy.owner_file import replace_for_owner
 
+_BOOT_ID = 36  # characters of a UUID
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningFleet:
     """`auth_token` lets into the Ray cluster at `address`. Its process was started `started_s` after the machine's
-    boot, of which `boot` is the name: the time of day may be set meanwhile.
+    boot, of which `boot` is the name: the time of day may be set meanwhile. `machine` is "" where nobody can say.
     """
 
     name: str
@@ -29,11 +32,13 @@ class RunningFleet:
     pid: int
     boot: str
     started_s: float
+    machine: str = ""
 
 
 @contextmanager
 def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    running_fleets(folder)  # what others left behind goes
     file = folder / f"{fleet.boot}-{fleet.pid}.json"  # containers that share the folder have the same process ids
     replace_for_owner(file, msgspec.json.encode(fleet))
     try:
@@ -65,8 +70,8 @@ def _applied(folder: Path, boot: str, pid: int, started_s: float) -> Path:
 
 
 def running_fleets(folder: Path) -> Sequence[RunningFleet]:
-    """Returns the fleets whose process is alive; what others left behind is removed. Of one of another boot, or of a
-    machine or container that shares the folder, nothing can be said: it stays.
+    """Returns the fleets whose process is alive; what others left behind is removed, as is that of this machine's boots
+    before. Of one of a machine or container that shares the folder nothing can be said: it stays.
     """
     found, here = [], this_boot()
     for file in sorted(folder.glob("*.json")):
@@ -74,12 +79,12 @@ def running_fleets(folder: Path) -> Sequence[RunningFleet]:
             fleet = msgspec.json.decode(file.read_bytes(), type=RunningFleet)
         except (OSError, msgspec.DecodeError):  # it is just being written or removed, or of another version
             continue
-        if fleet.boot != here:
+        if fleet.boot != here and not _is_of_a_boot_before(fleet):
             continue
-        if is_alive(fleet):
+        if fleet.boot == here and is_alive(fleet):
             found.append(fleet)
         else:
-            _applied(folder, here, fleet.pid, fleet.started_s).unlink(missing_ok=True)
+            _applied(folder, fleet.boot, fleet.pid, fleet.started_s).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
     return found
 
@@ -118,6 +123,25 @@ def is_alive(fleet: RunningFleet) -> bool:
         return abs(process_started_s(fleet.pid) - fleet.started_s) < 0.05
     except psutil.NoSuchProcess:
         return False
+
+
+def _is_of_a_boot_before(fleet: RunningFleet) -> bool:
+    return fleet.machine != "" and fleet.machine == this_machine() and is_of_another_boot(fleet.boot)
+
+
+def is_of_another_boot(boot: str) -> bool:
+    """Says so of a name of this machine's, where boots have names; containers share the first part of it."""
+    here = this_boot()
+    return bool(boot and here) and boot[:_BOOT_ID] != here[:_BOOT_ID]
+
+
+def this_machine() -> str:
+    """Names the machine among those that may share a folder: copies of one have the same id, and other names."""
+    try:
+        machine_id = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return ""
+    return f"{platform.node()}/{machine_id}" if machine_id else ""
 
 
 def this_boot() -> str:

@@ -2,6 +2,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -176,6 +177,24 @@ def test_running_fleets__of_a_container_that_shares_the_folder__are_neither_foun
     with announced(tmp_path, fleet):
         assert not running_fleets(tmp_path)
         assert list(tmp_path.iterdir())
+
+
+def test_announced__notes_of_boots_before__go_where_they_are_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a loss of power."""
+    monkeypatch.setattr("deploy.local.running_fleets.this_machine", lambda: "here/1")
+    before = "11111111-1111-1111-1111-111111111111-4026531836"
+    for machine in ("here/1", "there/1", ""):
+        fleet = replace(running(pid=len(machine) + 2, started_s=1.0), boot=before, machine=machine)
+        (tmp_path / f"{before}-{fleet.pid}.json").write_bytes(msgspec.json.encode(fleet))
+        keep_applied(tmp_path, fleet, "name: fleet")
+
+    with announced(tmp_path, running("ours")):
+        assert [f.name for f in running_fleets(tmp_path)] == ["ours"]
+
+    left = sorted(file.name.removeprefix(before) for file in tmp_path.iterdir())
+    assert left == ["-2-1.00.applied", "-2.json", "-9-1.00.applied", "-9.json"]
 
 
 def test_running_fleets__left_by_a_process_that_died__is_removed(tmp_path: Path) -> None:
