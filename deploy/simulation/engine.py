@@ -131,6 +131,9 @@ class SimulatedEngine:
     def load_report(self) -> LoadReport:
         return self._scheduler.load_report()
 
+    def load_for_gateways(self) -> LoadReport:
+        return self._scheduler.load_for_gateways()
+
     def _wake(self) -> None:
         if self._due_s != self._agenda.clock.now_s:
             return  # the end moved: a launch that joined meanwhile slows this one down
@@ -144,9 +147,10 @@ class SimulatedEngine:
         """What decides itself needs no wake for each launch, up to when something may come."""
         if self._until_s is None:
             return
+        is_asked_for = self._due_s == self._executor.next_end_s()  # by a request that came when another one ended
         ahead = self._scheduler.run_on(self._executor, self._until_s)
         if ahead is not None:
-            self._agenda.num_done += ahead.num_ends  # the wakes that were not needed
+            self._agenda.num_done += ahead.num_ends - is_asked_for  # the wakes that were not needed
             for tokens in ahead.tokens:
                 self._on_stretch(tokens)
 

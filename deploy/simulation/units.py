@@ -61,7 +61,7 @@ class MuxedUnit:
         return True
 
     def load_report(self) -> LoadReport:
-        return self._engine.load_report()
+        return self._engine.load_for_gateways()
 
     def _pass_on(self, events: Sequence[TokenEvent]) -> None:
         self.is_stale = True

@@ -191,7 +191,7 @@ class PrefixCache:
         rows = known.rows
         if num_new > len(self._forgotten):
             rows.clear()
-        elif num_new:
+        elif num_new and rows:
             for forgotten in self._forgotten[-num_new:]:
                 place, row = forgotten >> _ROW_BITS, forgotten & ~(-1 << _ROW_BITS)
                 if place < len(rows) and rows[place] == row:

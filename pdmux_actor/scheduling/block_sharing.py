@@ -137,6 +137,15 @@ class BlockSharing:
         """Says whether quota may move at this decision."""
         return self._transfer is not None and self._transfer.may_be_due(now_s)
 
+    def may_preempt(self) -> bool:
+        """Says whether `settle` may take KV from a running sequence for a prompt that waits."""
+        for queue in self._queues.values():
+            if queue.waiting and not queue.removing:
+                num_rows = queue.rows_for(len(queue.waiting[0].token_ids)) + 1
+                if self._pool.missing_blocks(queue.model, num_rows) > 0 or any(s.gives_way for s in queue.running):
+                    return True
+        return False
+
     def settle_growth(self, now_s: float, queue: ModelQueue) -> None:
         """Does what `settle` does in a stretch of decode: nothing waits, and only `queue` has taken blocks."""
         if self._transfer is not None and not self._transfer.note_growth(now_s, queue):

@@ -99,12 +99,34 @@ class LoadReporter:
         self._history: dict[tuple[str, str], deque[_Counts]] = {}  # of queues, and of their models and adapters
 
     def report(self, steps_total: int, now_s: float) -> LoadReport:
-        queues, partition = self._queues.values(), self._lanes.partition
-        since_s = now_s - _DECISIONS_WINDOW_S
+        queues, since_s = self._queues.values(), now_s - _DECISIONS_WINDOW_S
         decisions = self._log.since(since_s)
         shares = lane_shares(decisions, since_s, now_s)
         predicted_s, achieved_s = _decode_means(decisions)
         tightest_s = min((queue.tightest_tbt_s for queue in queues), default=float("inf"))
+        return replace(
+            self.report_of_models(steps_total, now_s),
+            prefill_bubble_share=shares[Lane.PREFILL].bubble,
+            decode_bubble_share=shares[Lane.DECODE].bubble,
+            decode_launches_at_once=shares[Lane.DECODE].mean_launches,
+            decode_predicted_s=predicted_s,
+            decode_achieved_s=achieved_s,
+            decode_headroom=1.0 - achieved_s / tightest_s if achieved_s and tightest_s != float("inf") else None,
+            launches=tuple(
+                LaunchStatus(
+                    lane=_lane_name(flight.launch),
+                    took_off_s=flight.took_off_s,
+                    expected_s=flight.expected_s,
+                    is_learned=self._predictor.has_measured(flight.launch),
+                )
+                for flight in self._lanes.flights()
+            ),
+            steps=tuple(s for queue in queues for s in self._predictor.measured.of(queue.model, self._num_sms)),
+        )
+
+    def report_of_models(self, steps_total: int, now_s: float) -> LoadReport:
+        """Leaves out how lanes were used, and what their launches took."""
+        queues, partition = self._queues.values(), self._lanes.partition
         kept = {(q.model, name) for q in queues for name in ("", q.model, *q.adapter_counts)}
         self._history = {key: history for key, history in self._history.items() if key in kept}
         lost = self._neighbours.losses([queue.model for queue in queues])
@@ -120,23 +142,7 @@ class LoadReporter:
             prefill_sms=partition.prefill_sms,
             decode_sms=partition.decode_sms,
             steps_total=steps_total,
-            prefill_bubble_share=shares[Lane.PREFILL].bubble,
-            decode_bubble_share=shares[Lane.DECODE].bubble,
-            decode_launches_at_once=shares[Lane.DECODE].mean_launches,
-            decode_predicted_s=predicted_s,
-            decode_achieved_s=achieved_s,
-            decode_headroom=1.0 - achieved_s / tightest_s if achieved_s and tightest_s != float("inf") else None,
             guard_cells_moved_total=self._predictor.guard.cells_moved,
-            launches=tuple(
-                LaunchStatus(
-                    lane=_lane_name(flight.launch),
-                    took_off_s=flight.took_off_s,
-                    expected_s=flight.expected_s,
-                    is_learned=self._predictor.has_measured(flight.launch),
-                )
-                for flight in self._lanes.flights()
-            ),
-            steps=tuple(s for queue in queues for s in self._predictor.measured.of(queue.model, self._num_sms)),
         )
 
     def _models(

@@ -1,7 +1,8 @@
 """Batches of which each step is as plain as the last: what a virtual time need not do token by token.
 
-None of their sequences ends, is late or asks for more than its tokens. Tokens, counts and times are brought up to date
-once, when something else is about to happen; until then only the lengths of the contexts are right.
+None of their sequences ends, is late or asks for more than its tokens. Tokens and times are brought up to date
+once, when something else is about to happen; until then only the lengths of the contexts, and what the queue counts,
+are right.
 """
 
 from collections.abc import Sequence, Set
@@ -39,6 +40,7 @@ class PlainBatch:
         self._tokens_left = min([min(s.most_tokens, max_len) - n for s, n in zip(running, known, strict=True)])
         self._tbt_s = min([s.tbt_s for s in running])
         self._last_s = min([s.last_token_s or 0.0 for s in running])
+        self._num_counted = len([s for s in running if not s.gives_way])  # as in ModelQueue.note_gaps
         self._times_s: list[float] = []
         self._counts: list[int] = []
 
@@ -63,7 +65,12 @@ class PlainBatch:
         self._counts.append(steps)
         self._tokens_left -= steps
         self._last_s = end_s
-        self.queue.note_contexts([n + steps for n in self.queue.context_tokens], end_s)
+        queue = self.queue
+        queue.note_contexts([n + steps for n in queue.context_tokens], end_s)
+        counts, num_gaps = queue.counts, steps * self._num_counted
+        counts.output_tokens += steps * len(queue.running)
+        counts.gaps += num_gaps
+        counts.gaps_met += num_gaps
 
     def bring_up_to_date(self, source: TokenSource) -> StretchTokens | None:
         """Gives the sequences what has landed since the last call. Returns it; None: nothing has."""
@@ -75,7 +82,6 @@ class PlainBatch:
             sequence.token_ids += [token.token_id for token in source.next_tokens(sequence, num_tokens)]
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
             sequence.last_token_s = last_s
-        queue.note_gaps(queue.running, (), num_tokens)
         queue.note_contexts(contexts, last_s)
         told = StretchTokens(request_ids=queue.running_ids, times_s=self._times_s, counts=self._counts)
         self._times_s, self._counts = [], []

@@ -197,19 +197,26 @@ class Scheduler:
 
     def run_on(self, world: VirtualWorld, until_s: Callable[[], float]) -> RunAhead | None:
         """Goes on as turns of the loop would while launches end before what `until_s` says, as no event comes: in a
-        stretch of decode (stretch_run.py), or while nothing waits (steady_run.py). Nobody else is told of the tokens.
+        stretch of decode (stretch_run.py), or of several models and prompts (steady_run.py). Nobody else is told of the
+        tokens.
         """
         stretch, policy = self._stretch, self._goes_on
         if stretch is not None and policy is not None:
             return self._run_stretch(stretch, policy, world, until_s()) if stretch.landed_s is None else None
         if not self._sees_batches_only or self._first_tokens.holds_any:
             return None
-        if policy is not None and not self._batches and len([q for q in self._queues.values() if q.running]) < 2:
+        if policy is not None and not self._batches and self._is_single:
             return None  # a stretch begins
         ahead = self._steady.run(self._policy, world, until_s())
         if ahead is not None:
             self._note_ahead(ahead)
         return ahead
+
+    @property
+    def _is_single(self) -> bool:
+        """One model at most decodes, and no prompt waits."""
+        queues = self._queues.values()
+        return len([q for q in queues if q.running]) < 2 and not any(q.waiting for q in queues)
 
     def _run_stretch(
         self, stretch: DecodeStretch, policy: StretchPolicy, world: VirtualWorld, until_s: float
@@ -317,6 +324,10 @@ class Scheduler:
 
     def load_report(self) -> LoadReport:
         return self._reporter.report(self._steps_total, self._now_s)
+
+    def load_for_gateways(self) -> LoadReport:
+        """Returns the same without what gateways do not read: how the lanes were used. To gather that takes longest."""
+        return self._reporter.report_of_models(self._steps_total, self._now_s)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests, after any step."""

@@ -1,11 +1,12 @@
-"""Goes on with a unit in which nothing waits, launch after launch, without a turn of the loop for each: virtual time.
+"""Goes on with a unit to which nothing comes, launch after launch, without a turn of the loop for each: virtual time.
 
 Several models decode, or one does beside the slices of a prompt. From launch to launch batches have tokens more, the
-prompt has layers less, and the policy chooses as always. What only an arrival, an end or a waiting prompt can change is
-not looked at: the serving order, claims on KV blocks, tokens and who is told of them. Tokens are brought up to date
-once, at the end. A launch that would end a sequence or the prompt, a gap that is too long, rows of KV that may run out
-and a transfer of quota end the run before they happen. What is decided, learned and logged is what turns of the loop
-would have.
+prompt has layers less, and the policy chooses as always. What only an arrival or an end can change is not looked at:
+tokens and who is told of them, and, while no prompt waits, the serving order and claims on KV blocks. Tokens are
+brought up to date once, at the end. A launch that would end a sequence or the prompt, a gap that is too long, rows of
+KV that may run out, a waiting prompt that may take them from somebody, and a transfer of quota end the run before they
+happen; a prompt that starts ends it afterwards. What is decided, learned and logged is what turns of the loop would
+have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,7 @@ class SteadyRunner:
         batches = self._plain_batches(world)
         if batches is None:
             return None
+        waits = any(queue.waiting for queue in self._queues.values())
         tokens, told_early = list[StretchTokens](), False
         num_launches = num_ends = safe_decisions = 0
         grown, now_s = list(batches), 0.0
@@ -85,14 +87,17 @@ class SteadyRunner:
                 safe_decisions = self._safe_decisions(batches)
             if not (ended and safe_decisions and self._stays_plain(batches, ended, end_s)):
                 break
+            if waits and self._sharing.may_preempt():
+                break
             now_s = end_s
             for launch in ended:
                 self._land(batches, launch, now_s)
             launches: Sequence[Launch] = ()
             if not self._look.is_full:
-                actions = self._choose(policy, grown, now_s, is_first=not num_ends)
+                actions = self._choose(policy, grown, now_s, looks=waits or not num_ends)
                 if not all(isinstance(action, Decode | ContinuePrefill) for action in actions):
                     tokens, told_early = _brought_up_to_date(batches, world), True
+                    self._note_in_flight(batches)
                 launches = self._dispatcher.act(actions, now_s)
                 grown = [launch.model for launch in launches if isinstance(launch, DecodeStep)]
             self._note(now_s, launches)
@@ -105,23 +110,26 @@ class SteadyRunner:
         if not num_ends:
             return None
         tokens += _brought_up_to_date(batches, world)
-        for model, batch in batches.items():
-            set_in_flight(batch.queue.running, self._lanes.decodes(model))
+        self._note_in_flight(batches)
         return RunAhead(tokens=tokens, now_s=now_s, num_launches=num_launches, num_ends=num_ends)
 
+    def _note_in_flight(self, batches: Mapping[str, PlainBatch]) -> None:
+        for model, batch in batches.items():
+            set_in_flight(batch.queue.running, self._lanes.decodes(model))
+
     def _plain_batches(self, world: VirtualWorld) -> Mapping[str, PlainBatch] | None:
-        """Returns the running sequences of all models. None: something waits, or a launch is not of all of them."""
+        """Returns the running sequences of all models. None: a prompt is between two chunks, or a launch is not of
+        all of them.
+        """
         batches: dict[str, PlainBatch] = {}
         for model, queue in self._queues.items():
-            if queue.waiting or queue.partial or queue.outgrown or queue.removing:
+            if queue.partial or queue.outgrown or queue.removing:
                 return None
             if queue.running:
                 batch = PlainBatch.of(queue, world)
                 if batch is None:
                     return None
                 batches[model] = batch
-        if self._batches.suspended is not None:
-            return None
         for flight in self._lanes.flights():
             launch = flight.launch
             if isinstance(launch, DecodeStep) and launch.sequences != tuple(self._queues[launch.model].running):
@@ -171,11 +179,11 @@ class SteadyRunner:
         assert batch is not None
         batch.in_flight, batch.next_layer = False, launch.last_layer
 
-    def _choose(
-        self, policy: DispatchPolicy, grown: Sequence[str], now_s: float, *, is_first: bool
-    ) -> Sequence[Action]:
-        """`grown` are models that have taken blocks since the last decision."""
-        if is_first:
+    def _choose(self, policy: DispatchPolicy, grown: Sequence[str], now_s: float, *, looks: bool) -> Sequence[Action]:
+        """`grown` are models that have taken blocks since the last decision. It `looks` at all of the unit at first,
+        and at every decision while prompts wait.
+        """
+        if looks:
             self._sharing.settle(now_s)
             state = self._look.look(now_s)
         else:

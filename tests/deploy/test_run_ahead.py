@@ -46,6 +46,10 @@ CASES = {
         fleet({**LARGE, "rate": 0.6, "prompt": 5000}, SMALL, {**SMALL, "id": "third", "rate": 0.7}, gpus=1, kv="9GiB"),
         4.0,
     ),
+    "prompts that wait in their unit": (
+        fleet({**LARGE, "rate": 5.0, "prompt": 5000, "output": 90}, {**SMALL, "rate": 2.0}, gpus=1, kv="20GiB"),
+        2.0,
+    ),
     "four units, each with some of the models": (
         fleet({**LARGE, "rate": 3.0}, {**LARGE, "id": "rare", "rate": 0.5}, {**SMALL, "rate": 6.0}, gpus=4, kv="2GiB"),
         1.5,
@@ -124,3 +128,29 @@ def test_run_ahead__policy_that_allows_it__many_steps_need_no_wake(case, policy,
     steps = run(case, policy, run_ahead=True).steps
 
     assert sum(taken) > 0.4 * steps
+
+
+def test_run_ahead__prompts_wait_behind_one__steps_beside_it_need_no_wake(monkeypatch):
+    taken = []
+    run_on = Scheduler.run_on
+
+    def counted(self, world, until_s):
+        waits = any(queue.waiting for queue in self._queues.values())
+        ahead = run_on(self, world, until_s)
+        if waits and ahead is not None:
+            taken.append(ahead.num_launches)
+        return ahead
+
+    monkeypatch.setattr(Scheduler, "run_on", counted)
+    steps = run("prompts that wait in their unit", "mux", run_ahead=True).steps
+
+    assert sum(taken) > 0.1 * steps
+
+
+def test_load_for_gateways__in_place_of_the_whole_report__same_decisions_and_outcomes(monkeypatch):
+    case = "requests that wait at the gateway"
+    brief = run(case, "mux", run_ahead=True)
+    monkeypatch.setattr(Scheduler, "load_for_gateways", Scheduler.load_report)
+    whole = run(case, "mux", run_ahead=True)
+
+    assert brief == whole
