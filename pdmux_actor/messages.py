@@ -9,7 +9,6 @@ import msgspec
 
 IDLE_REPORT_EVERY_S = 1.0
 """Between two LoadReports of an engine without work."""
-_LEAST_TTFT_S = 1e-3
 
 
 class FinishReason(StrEnum):
@@ -108,12 +107,6 @@ class Slo:
 
     ttft_s: float
     tbt_s: float
-
-    def after(self, waited_s: float) -> "Slo":
-        """Returns what is left of them for a unit when a request has waited elsewhere. A target that is over stays
-        above 0.
-        """
-        return Slo(ttft_s=max(_LEAST_TTFT_S, self.ttft_s - waited_s), tbt_s=self.tbt_s) if waited_s > 0 else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

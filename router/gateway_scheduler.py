@@ -10,7 +10,7 @@ from router.admission.block_ledger import QuotaLedger, block_budgets
 from router.admission.demand_counts import DemandCounts
 from router.admission.demand_report import DemandReport
 from router.limits import GatewayLimits
-from router.request_terms import AdmissionRequest
+from router.request_terms import AdmissionRequest, left_of
 from router.routing.routing import UnitChoice, UnitRouter
 from router.view import FleetView, wake_times
 
@@ -152,7 +152,7 @@ class GatewayScheduler:
         """Targets of an admitted request for the unit: what it has waited for its turn is taken off."""
         running = self._running[request_id]
         is_whole = running.has_token or not running.waited_s
-        return running.request.slo if is_whole else running.request.slo.after(running.waited_s)
+        return running.request.slo if is_whole else left_of(running.request.slo, running.waited_s)
 
     def sent(self, request_id: str, choice: UnitChoice, now_s: float) -> None:
         """It goes on at another unit than the one it was admitted to."""

@@ -66,7 +66,7 @@ class Generation:
         """Says whether its tokens are the caller's: told, and charged."""
         return not (self.embeds or self.prompt_only)
 
-    def admission_request(self, caller: Caller, *, deadline_s: float) -> AdmissionRequest:
+    def admission_request(self, caller: Caller, *, came_s: float, deadline_s: float) -> AdmissionRequest:
         computes_all = self.sampling.prompt_logprobs is not None  # no cached prefix is of use to it
         return AdmissionRequest(
             request_id=self.request_id,
@@ -75,6 +75,7 @@ class Generation:
             max_tokens=self.sampling.max_tokens,
             slo=self.slo,
             deadline_s=deadline_s,
+            came_s=came_s,
             tenant=caller.tenant,
             priority=caller.priority,
             prefix=() if computes_all else prefix_names(self.model, self.prompt_token_ids, self.cache_salt),

@@ -9,6 +9,13 @@ from types import MappingProxyType
 
 from pdmux_actor.messages import Slo
 
+_LEAST_TTFT_S = 1e-3
+
+
+def left_of(slo: Slo, waited_s: float) -> Slo:
+    """Returns what a unit has of a request's targets when it has waited elsewhere. One that is over stays above 0."""
+    return Slo(ttft_s=max(_LEAST_TTFT_S, slo.ttft_s - waited_s), tbt_s=slo.tbt_s) if waited_s > 0 else slo
+
 
 class Priority(IntEnum):
     """A higher class is served first wherever something waits."""
@@ -94,7 +101,8 @@ ANYBODY = Caller()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRequest:
-    """`request_id` is unique in the gateway, `tenant` names an API key ("" without keys).
+    """`request_id` is unique in the gateway, `tenant` names an API key ("" without keys). `came_s`: its target for the
+    first token counts from there; None: from when it is offered.
 
     From `deadline_s` on it is not worth serving: it waits for its turn, or for a unit, until then. `prefix` holds names
     of the prompt's prefixes, shortest first (PrefixIndex), `conversation` what the client calls its conversation.
@@ -109,6 +117,7 @@ class AdmissionRequest:
     max_tokens: int
     slo: Slo
     deadline_s: float
+    came_s: float | None = None
     tenant: str = ""
     priority: Priority = Priority.NORMAL
     prefix: tuple[bytes, ...] = ()

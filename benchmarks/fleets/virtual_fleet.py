@@ -22,7 +22,7 @@ from profiler.latency import LatencyModel
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
 from router.limits import GatewayLimits
-from router.request_terms import AdmissionRequest
+from router.request_terms import AdmissionRequest, left_of
 from router.routing.prefix_index import prefix_names
 from router.routing.routing import UnitChoice
 from router.view import FleetView, ModelCard, UnitView
@@ -187,7 +187,7 @@ class VirtualFleet:
         def admitted(choice: UnitChoice, stay: Stay) -> None:
             sent.stay = stay
             sent.admitted_s = self.agenda.clock.now_s
-            left = request.slo.after(sent.admitted_s - now_s)
+            left = left_of(request.slo, sent.admitted_s - now_s)
             self.units[choice.unit_id].submit(replace(request, slo=left))
 
         def refused(_: object) -> None:

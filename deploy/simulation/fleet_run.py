@@ -21,7 +21,7 @@ from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
 from pdmux_actor.scheduling.plain_batch import StretchTokens
 from router.limits import GatewayLimits
-from router.request_terms import AdmissionRequest
+from router.request_terms import AdmissionRequest, left_of
 from router.routing.prefix_index import prefix_names
 from router.routing.routing import UnitChoice
 from traces.outcome import Ending, RequestOutcome
@@ -202,7 +202,7 @@ class FleetRun:
         del self._waiting_since_s[request.request_id]
         opened = OpenRequest(request=request, arrival_s=arrival_s, stay=stay, unit_id=choice.unit_id)
         self._open[request.request_id] = opened
-        left = request.slo.after(self.agenda.clock.now_s - arrival_s)
+        left = left_of(request.slo, self.agenda.clock.now_s - arrival_s)
         if not self._of_id[choice.unit_id].submit(replace(request, slo=left)):
             self._go_on(opened)
 

@@ -30,7 +30,7 @@ _BLIND_RETRY_AFTER_S = 5  # while nothing is known of how fast the queue moves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
-    """Blocks are reserved, and the request counts as sent to `choice`. `came_s`: when it was offered."""
+    """Blocks are reserved, and the request counts as sent to `choice`. `came_s`: since when it waits."""
 
     choice: UnitChoice
     came_s: float
@@ -87,18 +87,16 @@ class Admission:
         self._before_first: dict[str, int] = {}  # admitted, no token yet
         self._running: dict[str, _Admitted] = {}
         self._waiting: dict[str, AdmissionRequest] = {}
-        self._came_s: dict[str, float] = {}  # of what waits
+        self._offered_s: dict[str, float] = {}  # of what waits
 
     # ---- the door ----
 
     def offer(self, request: AdmissionRequest, now_s: float) -> Decision:
         """Admits, queues or refuses a request. After a Queue call `pump`: turns may have changed."""
         rivals = self._rivals(request.model)
-        loser = None
-        if self._is_full(request.model):
-            loser = self._who_makes_room(request, rivals)
-            if loser is None:
-                return self._shed(request.model)
+        loser: AdmissionRequest | None = None
+        if self._is_full(request.model) and (loser := self._who_makes_room(request, rivals)) is None:
+            return self._shed(request.model)
         output_tokens = self._output_tokens(request)
         work = virtual_tokens(prompt_tokens=request.prompt_tokens, output_tokens=output_tokens)
         learner = self._observe(request.model, now_s)
@@ -110,19 +108,19 @@ class Admission:
         try_s = math.inf if rivals.turns.size(request.model) else self._next_try_s(request, choice, now_s, rivals)
         if choice is not None and try_s <= now_s and not rivals.turns:
             return self._admit(request, choice, now_s, rivals)
-        prefill_s = 0.0
+        prefill_s = 0.0 if choice is None else choice.prefill_s
         if choice is None:
             self.wakes.held(request.model, now_s)
         else:
-            prefill_s = choice.prefill_s
             work -= virtual_tokens(prompt_tokens=choice.prefix_tokens)
             if try_s > now_s and self._comes_too_late(request, work, now_s, rivals):
                 return self._shed(request.model)
         if loser is not None:  # not before: who is turned away takes nobody's place
             rivals.evict(loser)
         self._waiting[request.request_id] = request
-        self._came_s[request.request_id] = now_s
-        rivals.push(request, now_s, work=work, prefill_s=prefill_s, credit=self._credit(request, rivals))
+        self._offered_s[request.request_id] = now_s
+        came_s = self._came_s(request, now_s)
+        rivals.push(request, came_s, work=work, prefill_s=prefill_s, credit=self._credit(request, rivals))
         return Queue(choice=choice)
 
     def pump(self, now_s: float, model: str | None = None) -> Sequence[tuple[AdmissionRequest, Outcome]]:
@@ -133,7 +131,7 @@ class Admission:
         for rivals in self._that_wait(model):
             self._pump(rivals, now_s, outcomes)
         for request, _ in outcomes:
-            del self._waiting[request.request_id], self._came_s[request.request_id]
+            del self._waiting[request.request_id], self._offered_s[request.request_id]
         return outcomes
 
     def _pump(self, rivals: RivalQueue, now_s: float, outcomes: list[tuple[AdmissionRequest, Outcome]]) -> None:
@@ -181,7 +179,7 @@ class Admission:
         request = self._waiting.pop(request_id, None)
         if request is None:
             return False
-        del self._came_s[request_id]
+        del self._offered_s[request_id]
         self._rivals(request.model).remove(request)
         return True
 
@@ -220,8 +218,8 @@ class Admission:
             self.lengths.record(request.model, output_tokens)
 
     def waiting(self) -> list[tuple[AdmissionRequest, float]]:
-        """Returns what waits for its turn, and since when."""
-        return [(request, self._came_s[request_id]) for request_id, request in self._waiting.items()]
+        """Returns what waits for its turn, and since when it does."""
+        return [(request, self._offered_s[request_id]) for request_id, request in self._waiting.items()]
 
     def why_waits(self, request: AdmissionRequest, choice: UnitChoice | None) -> str:
         """Says in words what a request waits for that was queued just now."""
@@ -269,8 +267,11 @@ class Admission:
         return (rivals,) if rivals.turns or rivals.evicted else ()
 
     def _choose(self, request: AdmissionRequest, now_s: float) -> UnitChoice | None:
-        due_s = self._came_s.get(request.request_id, now_s) + request.slo.ttft_s
-        return self._router.choose(request, now_s, due_s=due_s)
+        return self._router.choose(request, now_s, due_s=self._came_s(request, now_s) + request.slo.ttft_s)
+
+    def _came_s(self, request: AdmissionRequest, now_s: float) -> float:
+        """Returns what its target counts from."""
+        return self._offered_s.get(request.request_id, now_s) if request.came_s is None else request.came_s
 
     def _has_room(self, request: AdmissionRequest) -> bool:
         tokens = request.prompt_tokens + self._output_tokens(request)
@@ -308,7 +309,7 @@ class Admission:
         self._running[request.request_id] = _Admitted(request, output_tokens, now_s, choice.prefill_s)
         self._before_first[request.model] = self._before_first.get(request.model, 0) + 1
         self._ledger.true_up(request.request_id, request.prompt_tokens)
-        came_s = self._came_s.get(request.request_id, now_s)
+        came_s = self._came_s(request, now_s)
         self._router.sent(request, choice, now_s, due_s=came_s + request.slo.ttft_s)
         return Admit(choice=choice, came_s=came_s)
 
@@ -349,7 +350,7 @@ class Admission:
 
     def _comes_too_late(self, request: AdmissionRequest, work: float, now_s: float, rivals: RivalQueue) -> bool:
         """Its client waits no longer than its target, and its turn will not come by then."""
-        if request.deadline_s > now_s + request.slo.ttft_s:
+        if request.deadline_s > self._came_s(request, now_s) + request.slo.ttft_s:
             return False
         served_per_s = self._learner(request.model).drain.work_per_s
         if served_per_s is None:

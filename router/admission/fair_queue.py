@@ -53,13 +53,15 @@ class FairQueue:
     def push(
         self,
         request: AdmissionRequest,
-        now_s: float,
+        came_s: float,
         *,
         work: float | None = None,
         prefill_s: float = 0.0,
         credit: float = 0.0,
     ) -> None:
-        """`work` and `credit`, its tenant's, in virtual tokens; `prefill_s` as routing predicts it."""
+        """`work` and `credit`, its tenant's, in virtual tokens; `prefill_s` as routing predicts it. The first token
+        is due one target after `came_s`.
+        """
         assert request.request_id not in self._waiting, f"{request.request_id} waits already"
         queue = self._queue(request.model)
         self._models.activate(request.model)
@@ -68,7 +70,7 @@ class FairQueue:
         waiting = self._waiting[request.request_id] = Waiting(
             request=request,
             number=self._arrivals,
-            due_s=min(now_s + request.slo.ttft_s, request.deadline_s),
+            due_s=min(came_s + request.slo.ttft_s, request.deadline_s),
             work=virtual_tokens(prompt_tokens=request.prompt_tokens) if work is None else work,
             prefill_s=prefill_s,
         )

@@ -27,10 +27,10 @@ class RivalQueue:
     def __len__(self) -> int:
         return len(self.turns) + len(self.evicted)
 
-    def push(self, request: AdmissionRequest, now_s: float, *, work: float, prefill_s: float, credit: float) -> None:
+    def push(self, request: AdmissionRequest, came_s: float, *, work: float, prefill_s: float, credit: float) -> None:
         """Lets a newcomer wait, as `FairQueue.push`."""
         self._blocked.newcomer(request)
-        self.turns.push(request, now_s, work=work, prefill_s=prefill_s, credit=credit)
+        self.turns.push(request, came_s, work=work, prefill_s=prefill_s, credit=credit)
 
     def evict(self, request: AdmissionRequest) -> None:
         """Another one takes its place."""

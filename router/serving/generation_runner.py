@@ -157,7 +157,7 @@ class GenerationRunner:
         # Each input of a request for embeddings waits for those before it, and counts from its own turn.
         came_s = started_s if generation.embeds else report.started_s
         deadline_s = started_s + self._limits.hold_s if caller.ttft_s is None else came_s + caller.ttft_s
-        request = generation.admission_request(caller, deadline_s=deadline_s)
+        request = generation.admission_request(caller, came_s=came_s, deadline_s=deadline_s)
         was_cold = not self._scheduler.is_ready(generation.model)
         try:
             with self._metrics.queued.labels(generation.model).track_inprogress():

@@ -98,4 +98,4 @@ def ask(request_id: str = "r", model: str = "m", **changes) -> AdmissionRequest:
 
 def is_idle(scheduler: GatewayScheduler) -> bool:
     """Nothing runs, waits or is reserved."""
-    return not (scheduler._running or scheduler.admission._came_s or scheduler.ledger._reservations)
+    return not (scheduler._running or scheduler.admission._offered_s or scheduler.ledger._reservations)

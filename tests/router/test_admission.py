@@ -65,6 +65,25 @@ def test_offer__blocks_are_promised__queues_until_one_ends() -> None:
     assert made.ledger.held_blocks("m") <= 20
 
 
+def test_offer__came_before_it_could_be_offered__is_due_by_when_it_came() -> None:
+    made = scheduler(unit("u", FULL, total_blocks=20))
+    first, _ = fill(made)
+    made.offer(small("came-at-0.2"), 0.2)
+    made.offer(small("was-held", came_s=0.1), 0.3)
+
+    finish(made, first)
+
+    assert list(outcomes(made, 0.4)) == ["was-held"]
+
+
+def test_offer__came_before_it_could_be_offered__unit_is_told_what_is_left_of_its_target() -> None:
+    made = scheduler(unit("u"))
+
+    assert isinstance(made.offer(ask(slo=Slo(ttft_s=1.0, tbt_s=0.1), came_s=0.25), 0.5), Admit)
+
+    assert made.slo_left("r") == Slo(ttft_s=0.75, tbt_s=0.1)
+
+
 def test_offer__unit_is_busy_for_long__waits_until_its_prefills_are_nearly_done() -> None:
     busy = model_load(waiting=10, waiting_tokens=20_000)  # two seconds of prefill
     made = scheduler(unit("u", busy))

@@ -13,7 +13,7 @@ from router.errors import ModelUnavailable
 from router.limits import GatewayLimits
 from router.openai.body import parse_body
 from router.openai.completions import CompletionRequest
-from router.request_terms import AdmissionRequest, Caller
+from router.request_terms import AdmissionRequest, Caller, left_of
 from router.serving.gateway import Gateway
 from router.serving.response import GenerationResponse
 
@@ -50,6 +50,7 @@ async def test_request__held_for_the_first_unit_of_its_model__is_late_in_the_met
     await gateway.close()
 
     assert (report.ttft_s, report.queue_s, report.in_time) == (7.0, 7.0, False)
+    assert unit.requests[0].slo == left_of(hasty, 7.0), "its target counts on the unit from when it came, too"
     assert counted(gateway, "muxfleet_time_to_first_token_seconds_sum") == 7.0
     assert counted(gateway, "muxfleet_queue_time_seconds_sum") == 7.0
     assert counted(gateway, "muxfleet_request_duration_seconds_sum") == 7.0
