@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deploy.commands.few_requests import few_requests_line
 from deploy.commands.given_command import given_command, without_user
 from deploy.commands.json_file import FiguresFile, writable, write_json
-from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
+from deploy.commands.replay_screen import replay_with_progress, show_figures, show_trouble
 from deploy.commands.terminal import terminal
 from deploy.environment import api_key as known_api_key
 from deploy.errors import OutputNotWritable
@@ -18,7 +17,7 @@ from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
 from deploy.reports.percents import PERCENTS
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.entry import FILES, read_trace
-from traces.report import Summary, distributions, summarize
+from traces.report import distributions, summarize
 from traces.timeliness import SloTarget
 from traces.trace import Trace
 
@@ -68,9 +67,7 @@ def bench(
     outcomes = _replayed(console, fitted.trace, url=url, timeout_s=timeout, seed=seed, api_key=key)
     used = {r.model for r in fitted.trace.records}
     summary = summarize(outcomes, _targets([m for m in models if m.id in used], ttft_s=slo_ttft, tbt_s=slo_tbt))
-    console.print(summary_table(summary))
-    if few := few_requests_line({model: figures.finished for model, figures in summary.models.items()}):
-        console.print(few, style="dim", soft_wrap=True)
+    show_figures(console, summary)
     if json_file is not None:
         about = {"command": given_command(context), "url": without_user(url), "trace": fitted.trace.name}
         left = {"not_ended": len(fitted.trace.records) - len(outcomes)}
@@ -78,7 +75,7 @@ def bench(
         write_json(json_file, {**about, **left, **found})
     if out is not None:
         _write_outcomes(outcomes, out, {"trace": whole.name, "url": url, "seed": str(seed)})
-    _show_trouble(console, summary, outcomes)
+    show_trouble(console, summary, outcomes)
     if len(outcomes) < len(fitted.trace.records):
         raise KeyboardInterrupt
     if summary.total.lost or summary.total.failed:
@@ -101,13 +98,6 @@ def _replayed(
             raise
         console.print(f"interrupted: {len(ended)} of {len(trace.records)} requests had ended", style="red")
         return sorted(ended, key=lambda outcome: outcome.index)
-
-
-def _show_trouble(console: Console, summary: Summary, outcomes: list[RequestOutcome]) -> None:
-    if trouble := trouble_line(summary):
-        console.print(trouble, style="red")
-        for line in first_errors(outcomes):
-            console.print(f"  {line}", soft_wrap=True)
 
 
 def _targets(models: list[ServedModel], *, ttft_s: float | None, tbt_s: float | None) -> dict[str, SloTarget]:

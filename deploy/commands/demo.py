@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from deploy.commands.few_requests import few_requests_line
 from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupted
 from deploy.commands.json_file import FiguresFile, write_json
-from deploy.commands.replay_screen import first_errors, replay_with_progress, summary_table, trouble_line
+from deploy.commands.replay_screen import replay_with_progress, show_figures, show_trouble
 from deploy.commands.terminal import terminal
 from deploy.errors import DemoWeightsUnavailable
 from deploy.fleet_file.settings import FleetFile, read_fleet_file
@@ -144,11 +143,6 @@ def _replay(console: Console, workload: DemoTrace, fleet: FleetFile, *, url: str
     targets = {m.id: SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in fleet.models}
     summary = summarize(outcomes, targets)
     console.print()
-    console.print(summary_table(summary))
-    if few := few_requests_line({model: figures.finished for model, figures in summary.models.items()}):
-        console.print(few, style="dim", soft_wrap=True)
-    if trouble := trouble_line(summary):
-        console.print(trouble, style="red")
-        for line in first_errors(outcomes):
-            console.print(f"  {line}", soft_wrap=True)
+    show_figures(console, summary)
+    show_trouble(console, summary, outcomes)
     return summary

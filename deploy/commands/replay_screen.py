@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from deploy.commands.few_requests import few_requests_line
 from deploy.commands.fitted_table import FittedTable
 from traces.outcome import RequestOutcome
 from traces.replay import replay
@@ -42,7 +43,21 @@ def replay_with_progress(
         )
 
 
-def summary_table(summary: Summary) -> FittedTable:
+def show_figures(console: Console, summary: Summary) -> None:
+    console.print(_summary_table(summary))
+    if few := few_requests_line({model: figures.finished for model, figures in summary.models.items()}):
+        console.print(few, style="dim", soft_wrap=True)
+
+
+def show_trouble(console: Console, summary: Summary, outcomes: list[RequestOutcome]) -> None:
+    """Shows what did not end well, and the first errors, if anything did not."""
+    if trouble := _trouble_line(summary):
+        console.print(trouble, style="red")
+        for line in _first_errors(outcomes):
+            console.print(f"  {line}", soft_wrap=True)
+
+
+def _summary_table(summary: Summary) -> FittedTable:
     table = FittedTable()
     table.add_column("model")
     times = ("TTFT p50", "TTFT p99", "TBT p50", "TBT p99")
@@ -53,15 +68,14 @@ def summary_table(summary: Summary) -> FittedTable:
     return table
 
 
-def trouble_line(summary: Summary) -> str | None:
-    """Returns what did not end well, or None."""
+def _trouble_line(summary: Summary) -> str | None:
     total = summary.total
     counts = {"lost": total.lost, "failed": total.failed, "rejected": total.rejected}
     parts = [f"{count} {name}" for name, count in counts.items() if count]
     return ", ".join(parts) or None
 
 
-def first_errors(outcomes: list[RequestOutcome], limit: int = 3) -> list[str]:
+def _first_errors(outcomes: list[RequestOutcome], limit: int = 3) -> list[str]:
     return [f"request {o.index} ({o.model}): {o.error}" for o in outcomes if o.error is not None][:limit]
 
 

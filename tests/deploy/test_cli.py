@@ -6,22 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import main
 from deploy.fleet_file.settings import read_fleet_file
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run_main(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exited:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(exited.value.code or 0), out, err
-
-    return run_main
 
 
 @pytest.fixture

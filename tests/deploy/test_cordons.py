@@ -227,13 +227,19 @@ def test_trial_task__solved__says_which_models_the_rest_cannot_hold_and_changes_
     assert states(world) == {"u1": None, "u2": None}
 
 
-def test_drain__unit_out_of_reach_until_it_is_given_up__is_drained_when_it_is_back() -> None:
-    """As behind a switch that restarts while somebody works there."""
+def drained_world() -> World:
+    """Returns a fleet whose models would rather be on u2, which is drained."""
     solver = Told(a="u1", b="u2")
     world = world_of(solver, "a", "b")
     solver.homes = dict.fromkeys("ab", ("u2", "u1"))
     cordon_in(world, cordon("u2", drains=True))
     world.beat(12)
+    return world
+
+
+def test_drain__unit_out_of_reach_until_it_is_given_up__is_drained_when_it_is_back() -> None:
+    """As behind a switch that restarts while somebody works there."""
+    world = drained_world()
     assert states(world) == {"u1": None, "u2": "drained"}
 
     world.beat(40, silent=frozenset({"u2"}))
@@ -245,11 +251,7 @@ def test_drain__unit_out_of_reach_until_it_is_given_up__is_drained_when_it_is_ba
 
 
 def test_drain__control_loop_restarts_while_the_unit_is_given_up__is_drained_when_it_is_back() -> None:
-    solver = Told(a="u1", b="u2")
-    world = world_of(solver, "a", "b")
-    solver.homes = dict.fromkeys("ab", ("u2", "u1"))
-    cordon_in(world, cordon("u2", drains=True))
-    world.beat(12)
+    world = drained_world()
     world.beat(40, silent=frozenset({"u2"}))
     assert states(world) == {"u1": None}
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.cli import main
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import read_fleet_file
 from deploy.fleet_file.what_if import changed_fleet
@@ -14,17 +13,6 @@ from placement.launch_limits import LaunchLimits
 from placement.solvers.registry import SOLVERS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]):
-    def command(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
 
 
 def test_plan__search__writes_what_it_shows(run, tmp_path: Path) -> None:

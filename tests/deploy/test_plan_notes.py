@@ -2,23 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 
-from deploy.cli import main
-
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]):
-    def command(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
 
 
 def test_plan__longest_sequence_beyond_the_checkpoint__says_what_is_served(run, tmp_path: Path) -> None:

@@ -10,24 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from deploy.cli import main
 from deploy.commands import simulate as simulate_module
 from deploy.commands.few_requests import few_requests_line
 from deploy.simulation.fleet_outcome import FleetOutcome
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
 
 
 def trace(path: Path, arrivals_s: list[float], models: list[str | None]) -> Path:
