@@ -9,6 +9,7 @@ DeployError
 ├── FleetStartError    the fleet did not come up
 ├── FleetChanging      another command is changing the fleet
 ├── ChangeNotReady     a running fleet took a change, and is not ready with it
+├── StopUnanswered     the fleet was stopped without the one who lets streams finish
 ├── FleetLost          what the fleet runs on has ended
 ├── OpenCluster        a Ray cluster asks nobody for a token
 ├── ClusterUnreachable  no Ray cluster answers where one was expected
@@ -121,6 +122,17 @@ class ChangeNotReady(DeployError):
             "fails, another `muxfleet apply` changes it again"
         )
         self.reason = reason
+
+
+class StopUnanswered(DeployError):
+    def __init__(self, *, outlived_by_ray: bool) -> None:
+        left = (
+            "what it runs stays in the cluster: when it answers again, `serve shutdown` there ends it"
+            if outlived_by_ray
+            else "streams in flight were cut short; all processes of the fleet have ended"
+        )
+        super().__init__(f"Serve's controller did not answer at the stop: {left}")
+        self.outlived_by_ray = outlived_by_ray
 
 
 class FleetLost(DeployError):

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from deploy.control.fleet_status import FleetStatus, ModelState
-from deploy.errors import FleetStartError, FleetUnreachable
+from deploy.errors import FleetStartError, FleetUnreachable, StopUnanswered
 from deploy.fleet_file.settings import FleetFile
 from deploy.serve.app_args import (
     CONTROL_APP,
@@ -188,6 +188,7 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[]
 
     Raises:
         FleetStartError: Serve runs other applications in the cluster.
+        StopUnanswered: Serve's controller does not answer at the end.
     """
     was_running = _refuse_foreign_applications()
     config = serve_config(fleet)
@@ -197,18 +198,24 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[]
         until_proxies_serve(proxies)
     except (RayError, RayServeException, RuntimeError) as error:
         if outlived_by_ray and not is_lost():
-            with suppress(RayError, RayServeException, RuntimeError):  # what did not start says why
+            with suppress(RayError, RayServeException, RuntimeError, TimeoutError):  # what did not start says why
                 _take_down(with_serve=not was_running)
         raise FleetStartError(reason=f"Serve does not start: {_last_line(str(error))}", remedy=_SEE_LOGS) from error
+    has_served = False
     try:
         yield ServeFleet(fleet)
+        has_served = True
     finally:
         if not is_lost():
-            _take_down(with_serve=outlived_by_ray and not was_running)
+            try:
+                _take_down(with_serve=outlived_by_ray and not was_running)
+            except (RayError, RayServeException, TimeoutError) as error:
+                if has_served or outlived_by_ray:  # else its cluster takes all of it along, and no stream has begun
+                    raise StopUnanswered(outlived_by_ray=outlived_by_ray) from error
 
 
 def _take_down(*, with_serve: bool) -> None:
-    _client().delete_apps(sorted(serve.status().applications), blocking=True)
+    _client().delete_apps(sorted(serve_status().applications), blocking=True)
     if with_serve:
         serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
 

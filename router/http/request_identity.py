@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.error_bodies import INTERNAL, error_response, internal_error_response
+from router.error_bodies import error_response, internal_error_response, shape_of
 from router.errors import (
     AdminOnly,
     GatewayFault,
@@ -99,11 +99,12 @@ class RequestIdentity:
                 raise
             await internal_error_response(request_id, scope["path"])(scope, receive, send_with_id)
         finally:
-            if isinstance(state.get("error"), GatewayFault):
-                status = INTERNAL.status  # of a stream, too, which had begun with another one
+            error = state.get("error")
+            if error is not None:
+                status = shape_of(error).status  # of a stream, too, which had begun with another one
             endpoint = scope["path"] if scope["path"] in ENDPOINTS else OTHER
             self._metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
-            self._count_refusal(state.get("error"))
+            self._count_refusal(error)
             elapsed_s = time.monotonic() - started_s
             log_request(state, endpoint=endpoint, status=status, elapsed_s=elapsed_s)
             self._receipts.note(state, endpoint=endpoint, status=status, elapsed_s=elapsed_s)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
 from deploy.control import serve_watch
 from deploy.control.serve_watch import SILENT_S, ServeWatch
-from deploy.errors import FleetStartError, FleetUnreachable
+from deploy.errors import FleetStartError, FleetUnreachable, StopUnanswered
 from deploy.fleet_file.settings import parse_fleet_file
 from deploy.serve import serve_fleet, serve_silence
 from deploy.serve.controller import Controller
@@ -86,3 +86,41 @@ def test_start__serve_says_nothing__ends_with_the_time_that_it_was_given(monkeyp
 
     with pytest.raises(FleetStartError, match="Serve's controller does not answer: Get timed out"):
         ServeFleet(FLEET).wait_until_ready(on_change=lambda model: None, deadline_s=0.1)
+
+
+@pytest.fixture
+def deaf_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve that starts a fleet and does not answer any more when it is to end."""
+
+    def unavailable() -> None:
+        raise ActorUnavailableError("The actor is temporarily unavailable", None)
+
+    monkeypatch.setattr(serve_fleet, "_refuse_foreign_applications", lambda: False)
+    monkeypatch.setattr(serve_fleet, "begin_serve", lambda config: ())
+    monkeypatch.setattr(serve_fleet, "until_proxies_serve", lambda proxies: None)
+    monkeypatch.setattr(ServeFleet, "deploy", lambda self: None)
+    monkeypatch.setattr(serve_fleet, "_client", unavailable)
+    monkeypatch.setattr(serve_fleet, "serve_status", unavailable)
+
+
+@pytest.mark.usefixtures("deaf_serve")
+@pytest.mark.parametrize(
+    ("outlived_by_ray", "told"), [(False, "streams in flight were cut short"), (True, "`serve shutdown` there ends it")]
+)
+def test_stop__serve_says_nothing__is_one_error_that_tells_what_is_left(outlived_by_ray: bool, told: str) -> None:
+    with (
+        pytest.raises(StopUnanswered, match=f"did not answer at the stop: .*{told}") as stopped,
+        serve_fleet.serve_fleet(FLEET, outlived_by_ray=outlived_by_ray, is_lost=lambda: False),
+    ):
+        pass
+
+    assert stopped.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("deaf_serve")
+def test_stop__serve_says_nothing_after_a_start_that_failed__tells_why_it_failed() -> None:
+    with (
+        pytest.raises(FleetStartError, match="no model is ready"),
+        serve_fleet.serve_fleet(FLEET, outlived_by_ray=False, is_lost=lambda: False),
+    ):
+        raise FleetStartError(reason="no model is ready", remedy="look")

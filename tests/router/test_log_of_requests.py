@@ -105,9 +105,11 @@ async def test_stream__ends_with_an_error__request_log_and_receipt_name_it(serve
     assert "unit_lost" in reply.text
     await eventually(lambda: served.gateway.receipts.told().last)
     (line,) = [json.loads(r.message) for r in caplog.records if r.name == "muxfleet.requests"]
-    assert (line["status"], line["error"], line["output_tokens"]) == (200, "UnitsLost", 5)
+    assert (line["status"], line["error"], line["output_tokens"]) == (502, "UnitsLost", 5)
     (receipt,) = served.gateway.receipts.told().last
-    assert receipt.error != ""
+    assert (receipt.status, receipt.error != "") == (502, True)
+    counted = b'muxfleet_requests_total{endpoint="/v1/completions",model="demo/bytes",status="502"} 1.0'
+    assert counted in served.gateway.metrics.exposition()
 
 
 CHAT = {"model": "demo/bytes", "messages": [{"role": "user", "content": "x"}], "max_tokens": 40}
