@@ -1,6 +1,7 @@
 """Reads the shape of a checkpoint, which placement needs, without its weights."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
 )
 
@@ -61,14 +63,15 @@ def _download(model: str, source: str, revision: str | None, name: str) -> Path:
         cached = huggingface_hub.try_to_load_from_cache(source, name, revision=revision)
         if isinstance(cached, str):
             return Path(cached)
+        _ask_once(source, revision, name)
         return Path(huggingface_hub.hf_hub_download(source, name, revision=revision))
     except HFValidationError as error:
         remedy = "neither a folder (write ./name) nor a Hugging Face id (org/name)"
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except LocalEntryNotFoundError as error:
         remedy = (
-            f"{constants.ENDPOINT} is not reachable and Hugging Face's cache does not hold it; use a local folder, or "
-            "name a mirror in HF_ENDPOINT"
+            f"{constants.ENDPOINT} is not reachable and Hugging Face's cache does not hold it; make `source` a local "
+            "folder, or name a mirror in HF_ENDPOINT"
         )
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except RemoteEntryNotFoundError as error:
@@ -79,6 +82,15 @@ def _download(model: str, source: str, revision: str | None, name: str) -> Path:
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
     except Exception as error:  # a connection that breaks off, a proxy: the library lets its HTTP client's through
         remedy = (
-            f"its {name} cannot be fetched ({error}); check the network, its proxy and HF_HOME, or use a local folder"
+            f"its {name} cannot be fetched from {constants.ENDPOINT} ({' '.join(str(error).split())}); check the "
+            "network, its proxy, HF_ENDPOINT and HF_HOME, or make `source` a local folder"
         )
         raise SourceNotFound(model=model, source=source, remedy=remedy) from error
+
+
+def _ask_once(source: str, revision: str | None, name: str) -> None:
+    """Raises what the library's HTTP client raises where nobody answers. The library itself would go on trying for half
+    a minute, and say so each time; what the hub does answer it tells better.
+    """
+    with suppress(HfHubHTTPError, OfflineModeIsEnabled):
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(source, name, revision=revision))

@@ -66,6 +66,7 @@ def _told_plainly(model: str, repository: str, revision: str | None) -> Iterator
         raise ModelLoadError(
             model=model,
             reason=f"{repository!r} (revision {revision or 'main'}) is no local folder and the download failed: "
-            f"{error}",
-            remedy="check the id, the revision, the network and HF_TOKEN, or give a local folder",
+            f"{' '.join(str(error).split())}",
+            remedy=f"check the id, the revision, the network to {constants.ENDPOINT} and HF_TOKEN, name a mirror in "
+            "HF_ENDPOINT, or give a local folder",
         ) from error

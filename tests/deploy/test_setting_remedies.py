@@ -60,6 +60,7 @@ def test_source__hub_is_not_reachable__says_where_it_was_looked_for_and_how_to_n
     def unreachable(*_: object, **__: object) -> str:
         raise LocalEntryNotFoundError("no network")
 
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_: None)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
     with pytest.raises(SourceNotFound, match=r"https?://\S+ is not reachable .* a mirror in HF_ENDPOINT"):
         read_model_spec("a", "nobody/no-such-model", None, None)

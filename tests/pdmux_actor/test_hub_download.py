@@ -43,10 +43,21 @@ def hub() -> Iterator[FakeHub]:
         yield serving
 
 
-def downloaded(hub: FakeHub, home: Path, **environment: str) -> Mapping[str, Any]:
+SHAPE_PROGRAM = """
+import json, sys
+from deploy.errors import SourceNotFound
+from deploy.fleet_file.model_specs import read_source_json
+try:
+    print(json.dumps(read_source_json("m", sys.argv[1], None, "config.json")))
+except SourceNotFound as error:
+    print(json.dumps({"reason": str(error)}))
+"""
+
+
+def downloaded(hub: FakeHub, home: Path, program: str = PROGRAM, **environment: str) -> Mapping[str, Any]:
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, REPO],
+        [sys.executable, "-c", program, REPO],
         env={**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": TOKEN, **environment},
         capture_output=True,
         text=True,
@@ -80,6 +91,24 @@ def test_resolve_checkpoint__connection_is_cut__says_what_to_check(hub: FakeHub,
 
     assert "the download failed: Server disconnected" in told["reason"]
     assert "the network" in told["remedy"]
+
+
+def test_shape_of_a_model__connection_is_cut__is_one_line_after_one_try(hub: FakeHub, tmp_path: Path) -> None:
+    """The library would try for half a minute, and fill the terminal with it."""
+    hub.cuts = True
+
+    told = downloaded(hub, tmp_path, SHAPE_PROGRAM)
+
+    assert len([path for _, path, _ in hub.asked if path.endswith("config.json")]) == 1
+    assert told["reason"].startswith(
+        f"model 'm': no checkpoint at {REPO}: its config.json cannot be fetched from {hub.url}"
+    )
+    assert told["reason"].endswith("HF_ENDPOINT and HF_HOME, or make `source` a local folder")
+    assert "\n" not in told["reason"]
+
+
+def test_shape_of_a_model__of_the_hub__is_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    assert downloaded(hub, tmp_path, SHAPE_PROGRAM) == {}
 
 
 def test_resolve_checkpoint__wrong_token__says_what_to_check(hub: FakeHub, tmp_path: Path) -> None:
