@@ -1,6 +1,6 @@
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -187,6 +187,31 @@ def test_traces_stats__json__holds_the_figures(run: Run, tmp_path: Path) -> None
     assert code == 0
     assert json.loads((tmp_path / "stats.json").read_text())["total"]["requests"] == 5
     assert "requests" in out
+
+
+@pytest.mark.parametrize(
+    ("gaps_ms", "bursts"),
+    [
+        ([0, 1], "all: all within 10 s, or fewer than 10 requests, so that the rate is a burst's"),
+        (range(0, 9_000, 10), "all: all within 10 s"),
+        ([0], None),
+        (range(0, 60_000, 1_000), None),
+    ],
+    ids=["two requests", "a burst", "one request", "a minute"],
+)
+def test_traces_stats__few_requests_or_all_at_once__says_that_the_rate_is_none_of_a_load(
+    run: Run, tmp_path: Path, gaps_ms: Sequence[int], bursts: str | None
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": t, "input_length": 10, "output_length": 5, "hash_ids": [0]} for t in gaps_ms]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+
+    code, out, _ = run("traces", "stats", trace)
+
+    assert code == 0
+    told = [line for line in out.splitlines() if "a burst's and not a load's" in line]
+    assert len(told) == (0 if bursts is None else 1)
+    assert all(line.startswith(bursts or "") for line in told)
 
 
 @pytest.mark.parametrize(
