@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.told_progress import ToldProgress
 from deploy.reports.figure_texts import as_number, as_percent
 from deploy.simulation.papers.experiment_file import ExperimentFile
 from deploy.simulation.papers.measurement import CaseResult, Ordering
 
 
-class ComparisonProgress(Progress):
+class ComparisonProgress(ToldProgress):
     """A bar over the systems of all cases, with the run that is under way."""
 
     def __init__(self, console: Console, systems: int) -> None:
@@ -23,7 +24,7 @@ class ComparisonProgress(Progress):
             TimeElapsedColumn(),
             TextColumn("{task.description}"),
         )
-        super().__init__(*columns, console=console, disable=not console.is_terminal, transient=True)
+        super().__init__(*columns, console=console, transient=True)
         self._task = self.add_task("", total=systems, figure="")
 
     def figure(self, name: str) -> None:
@@ -31,6 +32,10 @@ class ComparisonProgress(Progress):
 
     def run(self, about: str) -> None:
         self.update(self._task, description=about)
+
+    def line(self) -> str:
+        (task,) = self.tasks
+        return f"{task.fields['figure']}: {task.completed:.0f} of {task.total:.0f} systems ({task.description})"
 
     def system(self) -> None:
         """One more is measured."""

@@ -14,7 +14,7 @@ from deploy.commands.fleet_screen import fleet_on_screen, serve_until_interrupte
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.replay_screen import replay_with_progress, show_figures, show_trouble
 from deploy.commands.terminal import terminal
-from deploy.errors import DemoWeightsUnavailable
+from deploy.errors import DemoWeightsUnavailable, OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, read_fleet_file
 from deploy.local.demo_fleet import (
     RANDOM_LIMITS,
@@ -67,6 +67,9 @@ def demo(
     Example: muxfleet demo --once --json demo.json
     """
     console = terminal()
+    if write is not None and (once or json_file or trace or port):
+        remedy = "it only writes files; leave out --once, --json, --trace and --port"
+        raise OptionNotUsable(option="--write", value=write, remedy=remedy)
     if write is not None and weights is WeightsChoice.AUTO:
         weights = WeightsChoice.RANDOM  # a folder to take elsewhere: trained ones are links out of it
     trained = _weights(console, weights)

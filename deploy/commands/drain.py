@@ -4,11 +4,12 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from deploy.commands.joined_fleet import FleetName, PlaceName, joined_fleet
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
+from deploy.commands.told_progress import ToldProgress
 from deploy.control.cordons import Cordon
 from deploy.control.fleet_status import FleetStatus
 from deploy.errors import DrainRefused, DrainTimedOut, FleetUnreachable
@@ -67,7 +68,7 @@ def drain(
         if homeless := controller.cordon(Cordon(scope=scope, name=name, drains=True, is_forced=force)):
             raise DrainRefused(place=f"{scope} {name}", homeless=homeless)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        with ToldProgress(*columns, console=console, transient=True) as progress:
             task = progress.add_task(f"draining {scope} {name}", total=going.replicas)
             while left := _left(going, controller):
                 progress.update(task, completed=max(0, going.replicas - len(left)))

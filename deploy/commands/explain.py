@@ -13,6 +13,7 @@ from deploy.commands.json_file import writable, write_json
 from deploy.commands.measured_pace import pace_in_words
 from deploy.commands.plan_screen import headroom
 from deploy.commands.terminal import terminal
+from deploy.commands.told_progress import told_work
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import check_sources, read_fleet_file
 from deploy.inspection.fleet_report import explanation, fleet_report
@@ -45,6 +46,11 @@ def explain(
 
     Example: muxfleet explain examples/simulated-8gpu.yaml llama-8b
     """
+    if plan is not None and solver is not None:
+        raise OptionNotUsable(option="--solver", value=solver, remedy="--plan says where models sit already; drop one")
+    for option, given in (("--plan", plan), ("--solver", solver)):
+        if given is not None and "://" in fleet:
+            raise OptionNotUsable(option=option, value=given, remedy="a running fleet has its own plan; leave it out")
     told = _of_running(fleet, model) if "://" in fleet else _of_file(Path(fleet), model, plan, solver)
     show(terminal(), told)
     if json_file is not None:
@@ -55,7 +61,8 @@ def _of_file(file: Path, model: str, plan: Path | None, solver: str | None) -> E
     fleet = with_solver(read_fleet_file(file), solver)
     check_sources(fleet)
     units, models = units_of_fleet(fleet), placement_models(fleet)
-    chosen = plan_fleet(fleet).plan if plan is None else _plan_of(plan, units, models)
+    with told_work(terminal(), f"planning with {fleet.placement.solver}"):
+        chosen = plan_fleet(fleet).plan if plan is None else _plan_of(plan, units, models)
     return explanations.explain(model, units, models, chosen, estimator_of(fleet))
 
 

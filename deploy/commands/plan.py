@@ -24,9 +24,10 @@ from deploy.commands.plan_screen import (
 )
 from deploy.commands.size_options import AskedSize, Attainment, Budget, MostNodes, Price
 from deploy.commands.terminal import terminal
+from deploy.commands.told_progress import told_work
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
-from deploy.fleet_file.what_if import changed_fleet, told_changes
+from deploy.fleet_file.what_if import changed_fleet, changes_nodes, told_changes
 from deploy.planning.fleet_planning import (
     EnoughUnits,
     PlannedFleet,
@@ -86,6 +87,9 @@ def plan(
     """
     console = terminal()
     picture = None if plot is None else _picture(plot)
+    if attainment is not None and what_if is not None and changes_nodes(what_if):
+        remedy = "--attainment looks for the number of nodes itself; leave nodes out"
+        raise OptionNotUsable(option="--what-if", value=what_if, remedy=remedy)
     given = _asked(file, solver)
     fleet = supposed = given if what_if is None else changed_fleet(given, what_if)
     before = None if current is None else _current_plan(current, given, choose_meshes=choose_meshes)
@@ -94,7 +98,7 @@ def plan(
     size = asked.found_for(fleet, console, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
     if size is not None:
         fleet, deadline_s = sized_fleet(fleet, size), deadline_s + time_budget
-    with console.status(f"planning with {fleet.placement.solver}"):
+    with told_work(console, f"planning with {fleet.placement.solver}"):
         planned = _solved(fleet, before, choose_meshes, deadline_s)
         without = None if what_if is None else _solved(given, before, choose_meshes, deadline_s)
         bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)

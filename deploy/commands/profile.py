@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.profile_run import profile_of_run
 from deploy.commands.terminal import terminal
+from deploy.commands.told_progress import ToldProgress
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import check_sources, read_fleet_file
@@ -91,6 +92,8 @@ def profile(
     Example: muxfleet profile fleet.yaml --import aiconfigurator:h200:vllm --out h200.parquet
     Example: muxfleet profile fleet.yaml --from-run http://10.0.0.7:8000 --model llama --out vllm.parquet
     """
+    if checkpoint is not None and pool is not None:
+        raise OptionNotUsable(option="--pool", value=pool, remedy="pools are a fleet file's; --checkpoint has none")
     if backend is not None and backend not in NAMED:
         raise OptionNotUsable(option="--backend", value=backend, remedy=BACKENDS.remedy(backend))
     draw = None if plot is None else _plotter(plot)
@@ -206,7 +209,7 @@ def _measure(console: Console, engine: "EngineToProfile", out: Path, budget_s: f
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     left_out: dict[str, int] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with ToldProgress(*columns, console=console) as bars:
         tasks = {model.name: bars.add_task(model.name, total=None) for model in engine.models}
 
         def show(done: ProfilingProgress) -> None:

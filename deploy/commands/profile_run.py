@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.told_progress import ToldProgress
 from deploy.environment import api_key as known_api_key
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import read_fleet_file
@@ -35,7 +36,7 @@ def profile_of_run(
     asked = served_model(read_fleet_file(file), pool, model)
     client = EndpointClient(url=url, model=asked.name, api_key=known_api_key(api_key))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with ToldProgress(*columns, console=console) as bars:
         task = bars.add_task(asked.name, total=None)
 
         def send(rung: Rung) -> list[RequestOutcome]:

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from deploy.commands.few_requests import few_requests_line
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.told_progress import ToldProgress
 from traces.outcome import RequestOutcome
 from traces.replay import replay
 from traces.report import Figures, Percentiles, Summary
@@ -26,7 +27,7 @@ def replay_with_progress(
     on_outcome: Callable[[RequestOutcome], None] | None = None,
 ) -> list[RequestOutcome]:
     columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with ToldProgress(*columns, console=console) as progress:
         task = progress.add_task("replay", total=len(trace.records))
         return asyncio.run(
             replay(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from deploy.simulation.plots import FleetPlots
 
 _DEMAND_S = 120.0
+_LOAD_GB_PER_S = 2.0
 _MAX_GENERATED = 20_000_000
 _MOST_TOLD = 8  # models that are not placed
 
@@ -80,8 +81,9 @@ def simulate(
         bool, typer.Option("--control-loop", help="Models move, and nodes come and go, as the file says.")
     ] = False,
     load_speed: Annotated[
-        float, typer.Option(metavar="GB/S", help="Of weights, where models move.", min=0.001, max=1e6)
-    ] = 2.0,
+        float | None,
+        typer.Option(metavar="GB/S", help="With --control-loop: of weights that move. Default: 2.", min=0.001, max=1e6),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of everything drawn.", min=0)] = 0,
     jobs: Annotated[int, typer.Option(help="Policies, rates or parts of a fleet at once.", min=1, max=1024)] = 1,
     json_file: FiguresFile = None,
@@ -92,6 +94,9 @@ def simulate(
     Example: muxfleet simulate examples/simulated-8gpu.yaml --duration 120 --policy mux --policy chunked_prefill
     """
     console = terminal()
+    _refuse_contradictions(trace, rate=rate, sweep=sweep, spread_ticks=spread_ticks)
+    if load_speed is not None and not control_loop:
+        raise OptionNotUsable(option="--load-speed", value=load_speed, remedy="models move with --control-loop only")
     fleet = _with_nodes(read_fleet_file(file), nodes)
     check_sources(fleet)
     bases = {m.id: m.base for m in fleet.models if m.base is not None}
@@ -100,7 +105,7 @@ def simulate(
     stream = _stream(fleet, trace, asked, bases)
     console.print("\n".join(stream_lines(stream)), soft_wrap=True)
     deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
-    loads = _loads(load_speed, deployments) if control_loop else None
+    loads = _loads(load_speed or _LOAD_GB_PER_S, deployments) if control_loop else None
     session = _Session(console, fleet, stream, None if plot is None else _plotter(plot), loads)
     try:
         session.find(deployments, None if sweep is None else _rates(sweep), jobs)
@@ -241,6 +246,14 @@ class _Session:
         if self._plotter is not None:
             self._plotter.add_run(found.name, outcome)
         return _run_dict(found, outcome)
+
+
+def _refuse_contradictions(trace: Path | None, *, rate: float | None, sweep: str | None, spread_ticks: bool) -> None:
+    """Raises OptionNotUsable."""
+    if sweep is not None and rate is not None:
+        raise OptionNotUsable(option="--rate", value=rate, remedy="--sweep tries the rates that it names; drop one")
+    if spread_ticks and trace is None:
+        raise OptionNotUsable(option="--spread-ticks", value=True, remedy="it goes with --trace, which has ticks")
 
 
 def _plotter(folder: Path) -> "FleetPlots":

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.told_progress import ToldProgress
 from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.node_supply import NodeUse
 from deploy.simulation.runs import Sweep
@@ -27,7 +28,7 @@ class RunProgressed:
     virtual_s: float
 
 
-class SimulationProgress(Progress):
+class SimulationProgress(ToldProgress):
     """A bar over the requests of all runs that have begun, with the last one heard of and its virtual time."""
 
     def __init__(self, console: Console) -> None:
@@ -38,7 +39,7 @@ class SimulationProgress(Progress):
             TextColumn("{task.fields[virtual]}"),
             TimeElapsedColumn(),
         )
-        super().__init__(*columns, console=console, disable=not console.is_terminal, transient=True)
+        super().__init__(*columns, console=console, transient=True)
         self._task = self.add_task("", total=None, virtual="")
         self._runs: dict[str, RunProgressed] = {}
 
@@ -51,6 +52,13 @@ class SimulationProgress(Progress):
             completed=sum(run.ended for run in self._runs.values()),
             virtual=f"{progressed.virtual_s:.0f} s of fleet time",
         )
+
+    def line(self) -> str:
+        (task,) = self.tasks
+        if task.total is None:
+            return "simulating"
+        told = f"{task.description}, {task.fields['virtual']}"
+        return f"simulating: {task.completed:.0f} of {task.total:.0f} requests ({told})"
 
 
 def stream_lines(stream: RequestStream) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from deploy.commands.told_progress import told_work
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile
 from deploy.planning.fleet_sizing import SizeQuestion, cheapest_size, prices_of
@@ -57,5 +58,5 @@ class AskedSize:
             most_nodes=_MOST_NODES if self.most_nodes is None else self.most_nodes,
             prices={} if self.price is None else prices_of(self.price, fleet),
         )
-        with console.status("looking for the cheapest nodes"):
+        with told_work(console, "looking for the cheapest nodes"):
             return cheapest_size(fleet, question, is_time_up=is_time_up)

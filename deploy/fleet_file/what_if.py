@@ -33,6 +33,10 @@ def changed_fleet(fleet: FleetFile, changes: str) -> FleetFile:
     return fleet
 
 
+def changes_nodes(changes: str) -> bool:
+    return any(change.strip().partition("=")[0].partition(".")[0] == "nodes" for change in changes.split(","))
+
+
 def told_changes(before: FleetFile, after: FleetFile) -> Iterator[str]:
     """Returns what `changed_fleet` has made of a fleet."""
     for pool, changed in zip(before.pools, after.pools, strict=True):
