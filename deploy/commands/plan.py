@@ -87,9 +87,7 @@ def plan(
     """
     console = terminal()
     picture = None if plot is None else _picture(plot)
-    if attainment is not None and what_if is not None and changes_nodes(what_if):
-        remedy = "--attainment looks for the number of nodes itself; leave nodes out"
-        raise OptionNotUsable(option="--what-if", value=what_if, remedy=remedy)
+    _refuse_two_numbers_of_nodes(attainment, what_if)
     given = _asked(file, solver)
     fleet = supposed = given if what_if is None else changed_fleet(given, what_if)
     before = None if current is None else _current_plan(current, given, choose_meshes=choose_meshes)
@@ -157,6 +155,13 @@ def _asked(file: Path, solver: str | None) -> FleetFile:
     fleet = read_fleet_file(file)
     check_sources(fleet)
     return with_solver(fleet, solver)
+
+
+def _refuse_two_numbers_of_nodes(attainment: float | None, what_if: str | None) -> None:
+    """Raises OptionNotUsable."""
+    if attainment is not None and what_if is not None and changes_nodes(what_if):
+        remedy = "--attainment looks for the number of nodes itself; leave nodes out"
+        raise OptionNotUsable(option="--what-if", value=what_if, remedy=remedy)
 
 
 def _current_plan(file: Path, fleet: FleetFile, *, choose_meshes: bool) -> Plan:

@@ -94,9 +94,7 @@ def simulate(
     Example: muxfleet simulate examples/simulated-8gpu.yaml --duration 120 --policy mux --policy chunked_prefill
     """
     console = terminal()
-    _refuse_contradictions(trace, rate=rate, sweep=sweep, spread_ticks=spread_ticks)
-    if load_speed is not None and not control_loop:
-        raise OptionNotUsable(option="--load-speed", value=load_speed, remedy="models move with --control-loop only")
+    _refuse_contradictions(context)
     fleet = _with_nodes(read_fleet_file(file), nodes)
     check_sources(fleet)
     bases = {m.id: m.base for m in fleet.models if m.base is not None}
@@ -248,12 +246,17 @@ class _Session:
         return _run_dict(found, outcome)
 
 
-def _refuse_contradictions(trace: Path | None, *, rate: float | None, sweep: str | None, spread_ticks: bool) -> None:
+def _refuse_contradictions(context: typer.Context) -> None:
     """Raises OptionNotUsable."""
-    if sweep is not None and rate is not None:
-        raise OptionNotUsable(option="--rate", value=rate, remedy="--sweep tries the rates that it names; drop one")
-    if spread_ticks and trace is None:
+    given = context.params
+    if given["sweep"] is not None and given["rate"] is not None:
+        remedy = "--sweep tries the rates that it names; drop one"
+        raise OptionNotUsable(option="--rate", value=given["rate"], remedy=remedy)
+    if given["spread_ticks"] and given["trace"] is None:
         raise OptionNotUsable(option="--spread-ticks", value=True, remedy="it goes with --trace, which has ticks")
+    if given["load_speed"] is not None and not given["control_loop"]:
+        remedy = "models move with --control-loop only"
+        raise OptionNotUsable(option="--load-speed", value=given["load_speed"], remedy=remedy)
 
 
 def _plotter(folder: Path) -> "FleetPlots":
