@@ -21,6 +21,7 @@ from deploy.commands.plan_screen import (
     steps_line,
     steps_table,
     verdict,
+    why_units_are_empty,
 )
 from deploy.commands.size_options import AskedSize, Attainment, Budget, MostNodes, Price
 from deploy.commands.terminal import terminal
@@ -87,9 +88,8 @@ def plan(
     """
     console = terminal()
     picture = None if plot is None else _picture(plot)
-    _refuse_two_numbers_of_nodes(attainment, what_if)
     given = _asked(file, solver)
-    fleet = supposed = given if what_if is None else changed_fleet(given, what_if)
+    fleet = supposed = _supposed(given, what_if, attainment)
     before = None if current is None else _current_plan(current, given, choose_meshes=choose_meshes)
     deadline_s = time.monotonic() + time_budget
     asked = AskedSize(attainment=attainment, budget=budget, price=price, most_nodes=most_nodes)
@@ -132,6 +132,8 @@ def _show_plan(
         console.print(size_line(size), soft_wrap=True, style=None if size.is_enough else "red")
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
         console.print(line, soft_wrap=True)
+    for line in why_units_are_empty(found, planned):
+        console.print(line, style="yellow", soft_wrap=True)
     too_long = lengths_beyond_the_checkpoint(fleet.models, planned.models)
     for line in (*prompts_that_do_not_fit(planned.models), *too_long):
         console.print(line, style="yellow", soft_wrap=True)
@@ -157,11 +159,14 @@ def _asked(file: Path, solver: str | None) -> FleetFile:
     return with_solver(fleet, solver)
 
 
-def _refuse_two_numbers_of_nodes(attainment: float | None, what_if: str | None) -> None:
+def _supposed(fleet: FleetFile, what_if: str | None, attainment: float | None) -> FleetFile:
     """Raises OptionNotUsable."""
-    if attainment is not None and what_if is not None and changes_nodes(what_if):
+    if what_if is None:
+        return fleet
+    if attainment is not None and changes_nodes(what_if):
         remedy = "--attainment looks for the number of nodes itself; leave nodes out"
         raise OptionNotUsable(option="--what-if", value=what_if, remedy=remedy)
+    return changed_fleet(fleet, what_if)
 
 
 def _current_plan(file: Path, fleet: FleetFile, *, choose_meshes: bool) -> Plan:

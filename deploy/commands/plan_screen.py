@@ -9,12 +9,14 @@ from deploy.commands.fitted_table import FittedTable
 from deploy.fleet_file.model_section import ModelSection
 from deploy.planning.fleet_planning import EnoughUnits, PlannedFleet
 from placement.estimation.plan_estimate import FleetEstimate, UnitEstimate
+from placement.estimation.refusal import refusal
 from placement.plan import ModelPlacement, UnitCapacity
 from placement.plan_steps import DrainModelStep, LoadModelStep, MoveCost, SetQuotasStep, Step
 from placement.problem import PlacementModel
 from placement.scaling.elastic_pool import FleetSize
 
 _UNBOUNDED = 1e3  # a headroom beyond this says only that there is hardly any load
+_MOST_LACKING = 3
 _ALL = 0.9995  # what is shown as 100.0 %
 
 
@@ -56,6 +58,26 @@ def verdict(
         room = f" with headroom {headroom(enough.headroom)}" if enough.headroom < _UNBOUNDED else ""
         gpus = "1 GPU" if enough.num_gpus == 1 else f"{enough.num_gpus} GPUs"
         yield f"{gpus} would do for this demand{room}: {units}"
+
+
+def why_units_are_empty(found: FleetEstimate, planned: PlannedFleet) -> Iterator[str]:
+    """Says, where demand is left over, what keeps the models that lack most of it from the units without any."""
+    empty = [(u, ()) for u in planned.units if not planned.plan.models_of(u.unit_id)]
+    lacking = [m for m in found.models if m.served_share < _ALL and m.model not in planned.plan.unplaced]
+    if not empty or not lacking:
+        return
+    by_name = {m.model: m for m in planned.models}
+    stand = "1 unit stands" if len(empty) == 1 else f"{len(empty)} units stand"
+    for figures in sorted(lacking, key=lambda m: m.served_share)[:_MOST_LACKING]:
+        model = by_name[figures.model]
+        if figures.replicas >= model.max_replicas:
+            yield (
+                f"{stand} empty: {model.model} may have {model.max_replicas} "
+                f"replica{'' if model.max_replicas == 1 else 's'} at most; raise its replicas.max"
+            )
+        else:
+            rule = "the solver found no plan that serves more with a replica there"
+            yield f"{stand} empty: {model.model}: {refusal(model, empty, rule=rule)}"
 
 
 def prompts_that_do_not_fit(models: Sequence[PlacementModel]) -> Iterator[str]:

@@ -93,17 +93,16 @@ def simulate(
 
     Example: muxfleet simulate examples/simulated-8gpu.yaml --duration 120 --policy mux --policy chunked_prefill
     """
-    console = terminal()
     _refuse_contradictions(context)
-    fleet = _with_nodes(read_fleet_file(file), nodes)
+    console, fleet = terminal(), _with_nodes(read_fleet_file(file), nodes)
     check_sources(fleet)
+    asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
     bases = {m.id: m.base for m in fleet.models if m.base is not None}
     fleet = fleet.model_copy(update={"models": with_adapters_folded(fleet.models)})
-    asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
     stream = _stream(fleet, trace, asked, bases)
     console.print("\n".join(stream_lines(stream)), soft_wrap=True)
     deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
-    loads = _loads(load_speed or _LOAD_GB_PER_S, deployments) if control_loop else None
+    loads = _loads(load_speed, deployments) if control_loop else None
     session = _Session(console, fleet, stream, None if plot is None else _plotter(plot), loads)
     try:
         session.find(deployments, None if sweep is None else _rates(sweep), jobs)
@@ -269,12 +268,12 @@ def _plotter(folder: Path) -> "FleetPlots":
     return FleetPlots(folder)
 
 
-def _loads(gb_per_s: float, deployments: list[Deployment]) -> LoadTimes:
+def _loads(gb_per_s: float | None, deployments: list[Deployment]) -> LoadTimes:
     """Raises OptionNotUsable: one of them is divided into several engines."""
     for divided in (d for d in deployments if d.fleet_mode is not None):
         remedy = "leave out --control-loop: units of several engines keep their models"
         raise OptionNotUsable(option="--baseline", value=divided.name, remedy=remedy)
-    return LoadTimes(bytes_per_s=1e9 * gb_per_s)
+    return LoadTimes(bytes_per_s=1e9 * (gb_per_s or _LOAD_GB_PER_S))
 
 
 def _deployments(fleet: FleetFile, policies: list[str] | None, baselines: list[str] | None) -> list[Deployment]:

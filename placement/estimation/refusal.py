@@ -83,9 +83,12 @@ def _lack(shortfall: _Shortfall) -> int:
 
 def _remedy(shortfall: _Shortfall) -> str:
     if shortfall.missing_pool_bytes == 0:
-        return f"free {_mib(shortfall.missing_bytes)} there: a smaller KV pool, a smaller dtype or a larger device"
+        ways = "a smaller KV pool (pools[].kv_memory), a smaller dtype or a larger device"
+        return f"free {_mib(shortfall.missing_bytes)} there: {ways}"
     if shortfall.missing_bytes == 0:
-        return f"raise the KV pool of its units by {_mib(shortfall.missing_pool_bytes)}"
+        if shortfall.unit.sizes_pool:  # the pool is what the weights leave
+            return f"use units with {_mib(shortfall.missing_pool_bytes)} more memory, or a smaller dtype"
+        return f"raise the KV pool of its units (pools[].kv_memory) by {_mib(shortfall.missing_pool_bytes)}"
     return (
         f"use units with {_mib(shortfall.missing_bytes + shortfall.missing_pool_bytes)} more memory, "
         f"{_mib(shortfall.missing_pool_bytes)} of it for the KV pool"

@@ -28,8 +28,9 @@ def test_command__options_that_contradict__are_refused_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.yaml").write_text("models: [{id: m, source: org/m}]")
 
     code, out, err = run(*given.split())
 
     assert (code, out, err) == (2, "", f"muxfleet: {CONTRADICTIONS[given]}\n")
-    assert not list(tmp_path.iterdir())
+    assert [file.name for file in tmp_path.iterdir()] == ["f.yaml"]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
@@ -32,3 +33,35 @@ def test_plan__nothing_fits__bound_is_no_negative_zero(run, tmp_path: Path) -> N
 
     assert code == 1
     assert "no plan serves more than 0.00 requests/s" in out
+
+
+@pytest.mark.parametrize(
+    ("replicas", "told"),
+    [
+        (
+            3,
+            "2 units stand empty: a: one request of mean length of each model needs 80 token blocks together, the pool "
+            "has 16 (unit q/0); raise the KV pool of its units (pools[].kv_memory) by 1 MiB",
+        ),
+        (1, "2 units stand empty: a may have 1 replica at most; raise its replicas.max"),
+    ],
+)
+def test_plan__empty_units_beside_demand_that_is_not_served__says_what_keeps_the_model_from_them(
+    run, tmp_path: Path, replicas: int, told: str
+) -> None:
+    assert run("demo", "--write", tmp_path)[0] == 0
+    pools = [
+        {"name": "p", "device": "cpu", "kv_memory": "4MiB", "device_memory": "1GiB"},
+        {"name": "q", "device": "cpu", "kv_memory": "256KiB", "device_memory": "1GiB", "nodes": {"min": 2}},
+    ]
+    source = "./checkpoints/demo-llama"
+    model = {"id": "a", "source": source, "demand": {"rate_per_s": 1000}, "replicas": {"max": replicas}}
+    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump({"models": [model], "pools": pools}))
+
+    _, out, _ = run("plan", tmp_path / "fleet.yaml")
+    model["demand"] = {"rate_per_s": 0.1}
+    (tmp_path / "idle.yaml").write_text(yaml.safe_dump({"models": [model], "pools": pools}))
+    _, idle, _ = run("plan", tmp_path / "idle.yaml")
+
+    assert [line for line in out.splitlines() if "empty" in line] == [told]
+    assert "empty" not in idle

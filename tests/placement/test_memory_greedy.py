@@ -125,7 +125,7 @@ def test_solve__following_the_remedy__places_the_model() -> None:
 
     reason = SOLVER.solve([unit], [model], None).unplaced["m"]
 
-    assert "raise the KV pool of its units by 1 MiB" in reason
+    assert "raise the KV pool of its units (pools[].kv_memory) by 1 MiB" in reason
     larger = replace(unit, total_blocks=unit.total_blocks + MIB // unit.block_bytes)
     assert SOLVER.solve([larger], [model], None).unplaced == {}
 
