@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from recorded_operations import RECORDED, RecordedOperation, is_recorded
 from triton import language
 from triton._utils import validate_block_shape
 from triton.language import core
@@ -143,10 +144,11 @@ def _short_ways() -> Iterator[tuple[object, str, object]]:
 
     def patch_builtin(owner: object, name: str, member: Any, builder: object, scope: Any) -> None:
         function = getattr(member, "__wrapped__", member)  # around it, triton only looks whether `_semantic` is there
+        semantic = interpreter.interpreter_semantic
+        again = RecordedOperation(function, semantic) if name in RECORDED else partial(function, _semantic=semantic)
 
-        def interpreted(*args: object, **named: object) -> object:
-            named["_semantic"] = interpreter.interpreter_semantic
-            return function(*args, **named)
+        def interpreted(*args: object, _semantic: object = None, **named: object) -> object:
+            return function(*args, **named, _semantic=_semantic) if is_recorded(_semantic) else again(*args, **named)
 
         scope.set_attr(owner, name, interpreted)
 
