@@ -79,14 +79,15 @@ class BodyTooLarge(RouterError):
 
 
 class UnsupportedMediaType(RouterError):
-    def __init__(self, *, content_type: str, wanted: str = "application/json") -> None:
-        super().__init__(f"Content-Type {content_type[:100]!r} is not supported; send {wanted}.")
-        self.content_type = content_type
+    def __init__(self, *, header: str, got: str, wanted: str) -> None:
+        super().__init__(f"{header} {got[:100]!r} is not supported; {wanted}.")
+        self.header = header
 
 
 class PathNotFound(RouterError):
-    def __init__(self, *, method: str, path: str) -> None:
-        super().__init__(f"Unknown request URL: {method} {path[:200]}. The API is listed at /openapi.json.")
+    def __init__(self, *, method: str, path: str, meant: str | None) -> None:
+        hint = "The API is listed at /openapi.json." if meant is None else f"Did you mean {meant}?"
+        super().__init__(f"Unknown request URL: {method} {path[:200]}. {hint}")
         self.path = path
 
 

@@ -35,6 +35,7 @@ from router.http.batch_routes import BATCH_BODIES, add_batch_routes
 from router.http.console_files import add_console
 from router.http.generation_endpoint import answer_whole, generation_endpoint
 from router.http.live_routes import LiveSources, add_live_routes
+from router.http.meant_path import meant_path
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
 from router.http.tokenize_routes import add_tokenize_routes
@@ -188,7 +189,10 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
     # Ids contain slashes, raw or as %2F: servers hand over the decoded path.
     @app.get("/v1/models/{model:path}", response_model=Model, **responses_of(Model, 404, 503))
     async def retrieve_model(model: str, request: Request) -> Model:
-        if not gateway.access.identify(request.headers).may_see(model):
+        who = gateway.access.identify(request.headers)
+        if not model:
+            raise HTTPException(404)
+        if not who.may_see(model):
             raise ModelNotFound(model=model)
         card = gateway.card(model)
         return model_entry(gateway.view, card, lacks_tokenizer=gateway.lacks_tokenizer(card))
@@ -313,7 +317,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
-        return error_response(PathNotFound(method=request.method, path=path), path)
+        known = [
+            r.path for r in request.app.routes if isinstance(r, Route) and r.include_in_schema and "{" not in r.path
+        ]
+        meant = meant_path(path, known)
+        return error_response(PathNotFound(method=request.method, path=path, meant=meant), path)
     if error.status_code == 405:
         # Starlette names the methods of the first route with this path only.
         routes = [r for r in request.app.routes if isinstance(r, Route) and r.path_regex.match(request.scope["path"])]

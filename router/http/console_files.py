@@ -57,7 +57,7 @@ def add_console(app: FastAPI) -> None:
     async def console_file(name: str, request: Request) -> Response:
         file = files.get(name)
         if file is None:
-            raise PathNotFound(method=request.method, path=request.url.path)
+            raise PathNotFound(method=request.method, path=request.url.path, meant=None)
         return _answer(file, request)
 
 

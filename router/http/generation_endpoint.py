@@ -1,6 +1,7 @@
 """Endpoints that generate share this: reading a body, asking the gateway, sending its answer."""
 
 import asyncio
+import codecs
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -93,13 +94,17 @@ async def body_of_request(request: Request, gateway: Gateway) -> bytes:
     """Raises UnsupportedMediaType, RequestTimeout, BodyTooLarge, ClientDisconnected."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType(content_type=content_type)
+        raise UnsupportedMediaType(header="Content-Type", got=content_type, wanted="send application/json")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise UnsupportedMediaType(header="Content-Encoding", got=encoding, wanted="send the body as it is")
     limits = gateway.limits
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            return await _read_body(request, limits.max_body_bytes)
+            body = await _read_body(request, limits.max_body_bytes)
     except TimeoutError as error:
         raise RequestTimeout(limit_s=limits.body_timeout_s) from error
+    return body.removeprefix(codecs.BOM_UTF8)  # editors of Windows begin files with one
 
 
 async def parsed(request: Request, gateway: Gateway, parse: Callable[[bytes], ParsedT]) -> ParsedT:

@@ -14,12 +14,7 @@ from router.serving.gateway import Gateway
 
 
 def add_tokenize_routes(app: FastAPI, gateway: Gateway) -> None:
-    @app.post(
-        "/tokenize",
-        openapi_extra=body_of(TokenizeRequest),
-        response_model_exclude_unset=True,
-        **responses_of(Tokenized, streams=False),
-    )
+    @app.post("/tokenize", openapi_extra=body_of(TokenizeRequest), **responses_of(Tokenized, streams=False))
     async def tokenize(request: Request) -> Tokenized:
         who = gateway.access.identify(request.headers)
         asked = await parsed(request, gateway, partial(parse_body, schema=TokenizeRequest))

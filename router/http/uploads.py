@@ -31,7 +31,7 @@ async def uploaded(request: Request, *, max_bytes: int, timeout_s: float) -> Asy
     """Raises BodyTooLarge, RequestTimeout, UnsupportedMediaType, InvalidRequest."""
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise UnsupportedMediaType(content_type=content_type, wanted="multipart/form-data")
+        raise UnsupportedMediaType(header="Content-Type", got=content_type, wanted="send multipart/form-data")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes + _FORM_BYTES:
         raise BodyTooLarge(limit_bytes=max_bytes, remedy="split the file")

@@ -188,12 +188,8 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
                 raise UnsupportedParameter(message, param="add_generation_prompt")
             return
         if self.add_generation_prompt:
-            message = "'continue_final_message' and 'add_generation_prompt' exclude each other; leave one out."
-            raise InvalidRequest(message, param="add_generation_prompt")
-        last = self.messages[-1]
-        if last.role != "assistant" or not last.text or last.tool_calls or last.function_call:
-            message = "Only a last message of the assistant's with text, and without calls, can be continued."
-            raise InvalidRequest(message, param="messages")
+            raise two_ends()
+        check_can_go_on(self.messages[-1])
         if (form := self.structured_output) is not None:
             message = f"{form.param!r} is for a whole answer: leave it out, or the last message, the assistant's."
             raise InvalidRequest(message, param=form.param)
@@ -212,6 +208,19 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
                 choice = self.function_call
             return tool_use(tools, choice, parallel=False, is_legacy=True)
         return tool_use(self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
+
+
+def check_can_go_on(last: ChatMessage) -> None:
+    """Raises InvalidRequest: a reply cannot go on from this message."""
+    if last.role != "assistant" or not last.text or last.tool_calls or last.function_call:
+        message = "Only a last message of the assistant's with text, and without calls, can be continued."
+        raise InvalidRequest(message, param="messages")
+
+
+def two_ends() -> InvalidRequest:
+    """Builds the error for a prompt that shall end in its last message, and in the start of another one."""
+    message = "'continue_final_message' and 'add_generation_prompt' exclude each other; leave one out."
+    return InvalidRequest(message, param="add_generation_prompt")
 
 
 def unsupported_value(param: str) -> UnsupportedParameter:

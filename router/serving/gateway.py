@@ -219,8 +219,8 @@ class Gateway:
         longest = self.limits.max_prompt_tokens
         token_ids, names = await tokenize(request, card, self._tokenizers, max_tokens=longest)
         context = self.view.context(card.model)
-        told = Tokenized(count=len(token_ids), max_model_len=context and context.lately, tokens=token_ids)
-        return told if names is None else told.model_copy(update={"token_strs": names})
+        max_model_len = context and context.lately
+        return Tokenized(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=names)
 
     async def detokenize(self, request: DetokenizeBody) -> Detokenized:
         """Raises a RouterError."""

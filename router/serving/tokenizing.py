@@ -16,13 +16,15 @@ async def tokenize(
         text = request.prompt or ""
         token_ids = await tokenizers.encode(card, text, add_special_tokens=special, max_tokens=max_tokens)
     else:
+        goes_on = bool(request.continue_final_message)
         chat = await tokenizers.encode_chat(
             card,
             [message.for_template() for message in request.messages],
             request.chat_template_kwargs or {},
             tools=[tool.model_dump(exclude_none=True) for tool in request.tools or ()],
             max_tokens=max_tokens,
-            add_generation_prompt=request.add_generation_prompt,
+            add_generation_prompt=request.add_generation_prompt is not False and not goes_on,
+            continue_final_message=goes_on,
             add_special_tokens=bool(request.add_special_tokens),
         )
         token_ids = chat.token_ids

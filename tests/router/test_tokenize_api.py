@@ -22,7 +22,7 @@ async def test_tokenize__prompt__is_what_a_completion_of_it_has(serve) -> None:
     await post(served, "/v1/completions", prompt="aü", max_tokens=1)
 
     ids = list("aü".encode())
-    assert told == {"count": 3, "max_model_len": 4096, "tokens": ids}
+    assert told == {"count": 3, "max_model_len": 4096, "tokens": ids, "token_strs": None}
     assert unit.requests[0].prompt_token_ids == tuple(ids)
 
 
@@ -39,6 +39,14 @@ async def test_tokenize__messages__are_what_the_chat_has(serve, prompts_for_an_a
 
     text = bytes(unit.requests[0].prompt_token_ids)
     assert bytes(told["tokens"]) == (text if prompts_for_an_answer else text.removesuffix(b"<assistant>"))
+
+
+async def test_tokenize__a_last_message_to_go_on_from__is_what_the_chat_has(serve) -> None:
+    served = await serve(unit := FakeUnit())
+    going_on = {"messages": [*MESSAGES, {"role": "assistant", "content": "Well"}], "continue_final_message": True}
+    told = (await post(served, "/tokenize", **going_on, add_generation_prompt=False)).json()
+    await post(served, "/v1/chat/completions", **going_on, max_tokens=1)
+    assert tuple(told["tokens"]) == unit.requests[0].prompt_token_ids
 
 
 async def test_detokenize__special_tokens__are_in_the_text(serve) -> None:
@@ -62,6 +70,13 @@ async def test_tokenize__large_bodies__are_read_all_the_same(serve) -> None:
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": MESSAGES}, 400, "prompt"),
         ("/tokenize", {"prompt": 7}, 400, "prompt"),
+        ("/tokenize", {"messages": MESSAGES, "continue_final_message": True}, 400, "messages"),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+            400,
+            "add_generation_prompt",
+        ),
         ("/tokenize", {"prompt": "x", "add_special_token": True}, 400, "add_special_token"),
         ("/tokenize", {"prompt": "x", "model": "none"}, 404, "model"),
         ("/detokenize", {}, 400, "tokens"),

@@ -1,0 +1,52 @@
+"""What HTTP clients put around a request: base URLs, encodings, byte order marks."""
+
+import gzip
+import json
+
+import httpx
+import pytest
+from fake_unit import FakeUnit
+
+MODEL = "demo/bytes"
+COMPLETION = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
+
+
+@pytest.fixture
+async def http(serve):
+    served = await serve(FakeUnit())
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+        client.served = served
+        yield client
+
+
+async def test_content_encoding__any__415_as_no_body_is_unpacked(http) -> None:
+    packed = gzip.compress(json.dumps(COMPLETION).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    reply = await http.post("/v1/completions", content=packed, headers=headers)
+    assert reply.status_code == 415
+    assert reply.json()["error"]["message"] == "Content-Encoding 'gzip' is not supported; send the body as it is."
+    assert (await http.post("/v1/completions", json=COMPLETION, headers={"content-encoding": "identity"})).is_success
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/tokenize"])
+async def test_body__begins_with_a_byte_order_mark__is_read(http, path) -> None:
+    body = {"model": MODEL, "input" if path == "/v1/responses" else "prompt": "hi"}
+    reply = await http.post(path, content=b"\xef\xbb\xbf" + json.dumps(body).encode())
+    assert reply.is_success, reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("//v1/chat/completions/", "/v1/chat/completions"),
+        ("/openai/deployments/m/chat/completions", "/v1/chat/completions"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/messages", "/v1/messages"),
+    ],
+)
+async def test_path__of_a_wrong_base_url__is_told_which_was_meant(http, path: str, meant: str) -> None:
+    reply = await http.post(http.served.url + path, json={})
+    assert reply.status_code == 404
+    assert reply.json()["error"]["message"] == f"Unknown request URL: POST {path}. Did you mean {meant}?"
