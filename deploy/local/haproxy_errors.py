@@ -1,0 +1,45 @@
+"""What HAProxy answers by itself where no gateway does, in the shape of the API's errors. Serve would have it say
+`Internal Server Error` as text for all of it, and HAProxy a page of HTML where a client sends no headers in time.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_RETRY_AFTER_S = 5
+_ENDED = "The gateway that had this request ended before it answered; send it again."
+_NOBODY = f"No gateway answers now; retry in {_RETRY_AFTER_S} s."
+
+# reason, type, code and message, by the status that HAProxy means
+_ANSWERS: Mapping[int, tuple[str, str, str, str]] = {
+    408: (
+        "Request Timeout",
+        "invalid_request_error",
+        "request_timeout",
+        "The request's headers did not arrive in time.",
+    ),
+    502: ("Bad Gateway", "server_error", "gateway_lost", _ENDED),
+    503: ("Service Unavailable", "service_unavailable", "no_capacity", _NOBODY),
+    504: ("Gateway Timeout", "server_error", "gateway_lost", _NOBODY),
+}
+
+
+def with_error_answers(text: str, folder: Path) -> str:
+    """Writes a file for each answer into `folder` and returns HAProxy's settings with these in place of Serve's."""
+    files = []
+    for status, (reason, kind, code, message) in _ANSWERS.items():
+        file = folder / f"{status}.muxfleet.http"
+        body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+        head = (
+            f"HTTP/1.1 {status} {reason}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            f"retry-after: {_RETRY_AFTER_S}",
+            "x-should-retry: true",
+            "connection: close",
+        )
+        file.write_bytes("\r\n".join((*head, "", body)).encode())
+        files.append(f"    errorfile {status} {file}\n")
+    without = re.sub(rf"^\s*errorfile (?:{'|'.join(map(str, _ANSWERS))}) .*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"^defaults\b.*\n", lambda found: found[0] + "".join(files), without, flags=re.MULTILINE)
