@@ -19,10 +19,11 @@ _SPARE_CPUS = 64
 
 
 def main(port: int, proxy: str, replicas: int) -> None:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("", 0))
-        other.bind(("", 0))
-        ports = one.getsockname()[1], other.getsockname()[1]
+    with socket.socket() as one, socket.socket() as other, socket.socket() as third:
+        sockets = (one, other, third)
+        for each in sockets:
+            each.bind(("", 0))
+        ports = [each.getsockname()[1] for each in sockets]
     os.environ.update(
         ray_environment(
             proxy=proxy,

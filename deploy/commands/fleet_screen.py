@@ -7,8 +7,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -55,7 +55,7 @@ def fleet_on_screen(
             ray_environment(
                 proxy=proxy,
                 auth_token=secrets.token_hex(16),
-                free_ports=_free_ports(),
+                free_ports=_free_ports(3),
                 haproxy=program_path(),
                 is_verbose=is_verbose,
             )
@@ -132,11 +132,12 @@ def curl_line(url: str, model: str) -> str:
     return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
 
 
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("", 0))
-        other.bind(("", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+def _free_ports(count: int) -> Sequence[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def _visible_gpus() -> int:

@@ -23,6 +23,8 @@ _ANSWERS: Mapping[int, tuple[str, str, str, str]] = {
     503: ("Service Unavailable", "service_unavailable", "no_capacity", _NOBODY),
     504: ("Gateway Timeout", "server_error", "gateway_lost", _NOBODY),
 }
+# HAProxy knows no path until it is told of the gateways, which are mounted at the root: clients do not try a 404 again.
+_NO_APPLICATION = re.compile(r"(?<=^backend default_backend\n)(\s*)http-request return status 404 .*\n", re.MULTILINE)
 
 
 def with_error_answers(text: str, folder: Path) -> str:
@@ -42,4 +44,5 @@ def with_error_answers(text: str, folder: Path) -> str:
         file.write_bytes("\r\n".join((*head, "", body)).encode())
         files.append(f"    errorfile {status} {file}\n")
     without = re.sub(rf"^\s*errorfile (?:{'|'.join(map(str, _ANSWERS))}) .*\n", "", text, flags=re.MULTILINE)
+    without = re.sub(_NO_APPLICATION, r"\g<1>http-request deny deny_status 503\n", without)
     return re.sub(r"^defaults\b.*\n", lambda found: found[0] + "".join(files), without, flags=re.MULTILINE)

