@@ -24,8 +24,8 @@ def ray_environment(
     *, proxy: str, auth_token: str, free_ports: Sequence[int], haproxy: Path | None, is_verbose: bool
 ) -> Mapping[str, str]:
     """`free_ports` are three, for HAProxy's own metrics and statistics and for the proxy that it falls back on. They
-    are fixed ones otherwise, and that of the proxy is shared with whoever listens there, too, as another fleet's. `haproxy`
-    is the program to run as HAProxy, None for Ray's own.
+    are fixed ones otherwise, and that of the proxy is shared with whoever listens there, too, as another fleet's.
+    `haproxy` is the program to run as HAProxy, None for Ray's own.
     """
     metrics_port, stats_port, fallback_port = free_ports
     variables: dict[str, str] = {
