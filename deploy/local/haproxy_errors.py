@@ -1,4 +1,4 @@
-"""What HAProxy answers by itself where no gateway does, in the shape of the API's errors. Serve would have it say
+"""Has HAProxy answer, where no gateway does, in the shape of the API's errors. Serve would have it say
 `Internal Server Error` as text for all of it, and HAProxy a page of HTML where a client sends no headers in time.
 """
 
