@@ -1,5 +1,7 @@
 import gc
+import ssl
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +78,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from fleets_beside_files import starts_fleets
 
         items.sort(key=lambda item: not starts_fleets(item.nodeid))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_trust_store() -> Iterator[None]:
+    """Each HTTP client would read a hundred certificates anew, most of them to ask a server without TLS."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

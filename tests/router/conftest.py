@@ -1,7 +1,11 @@
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import fastapi.routing
 import openai
 import pytest
 from batch_rig import Replica, settings
@@ -14,6 +18,26 @@ from router.access.api_keys import KeyRing
 from router.batches.batch_worker import BatchWorker
 from router.limits import GatewayLimits
 from router.serving.gateway import Gateway
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_response_fields() -> Iterator[None]:
+    """FastAPI makes a validator of each route's responses, a hundred for an application: they are the same for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastapi.routing.create_model_field", cache(fastapi.routing.create_model_field))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_that_end_soon() -> Iterator[None]:
+    """uvicorn looks ten times a second whether it shall end, then sleeps a tenth of a second: most of a test's time."""
+
+    def sleep(delay_s: float) -> Awaitable[None]:
+        return asyncio.sleep(delay_s / 20)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+        yield
 
 
 @pytest.fixture(scope="session")
