@@ -3,7 +3,6 @@
 import importlib
 import os
 import secrets
-import signal
 import socket
 import threading
 import time
@@ -21,6 +20,7 @@ from deploy.local.ray_environment import ray_environment
 from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot, this_machine
 from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 from deploy.local.supervisor import Supervisor, supervised
+from deploy.local.terminable import terminable
 from deploy.serve.render import logical_cpus, without_node_labels
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def fleet_on_screen(
     began_s = time.monotonic()
     supervisor = Supervisor(stop_s=stop_s, tell=lambda line: console.print(line, style="yellow", soft_wrap=True))
     screen = StartScreen(console, began_s, supervisor.now_in)
-    with _terminable(), supervised(supervisor):
+    with terminable(), supervised(supervisor):
         supervisor.limit_start(wait_s)
         with screen, _cluster(fleet, screen, supervisor, is_verbose=is_verbose):
             # Ray reads its environment when it is imported.
@@ -73,7 +73,7 @@ def fleet_on_screen(
             screen.line(f"Ray is up, deploying fleet {fleet.name!r}{'' if is_joining else _PROXY_WORDS[proxy]}")
             # Terminable again: Ray has set a handler of its own meanwhile.
             with (
-                _terminable(),
+                terminable(),
                 serve_fleet(fleet, outlived_by_ray=is_joining, is_lost=lambda: supervisor.is_lost) as running,
             ):
                 remaining_s = max(1.0, began_s + wait_s - time.monotonic())
@@ -168,19 +168,3 @@ def _import_beside(module: str) -> None:
             importlib.import_module(module)
 
     threading.Thread(target=run, name=f"import-{module}", daemon=True).start()
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, and SIGHUP of a closed terminal, stop as Ctrl-C does, with everything taken down. A SIGHUP that is
-    ignored, as by nohup, stays so.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    stopping = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-    for number in stopping:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in stopping:
-            signal.signal(number, before[number])

@@ -20,6 +20,7 @@ from deploy.environment import export_environment
 from deploy.errors import ClusterUnreachable, FleetStartError
 from deploy.local.session_folders import make_session_folder, remove_left_behind
 from deploy.local.supervisor import Supervisor
+from deploy.local.terminable import terminable
 
 _SESSIONS = Path("/tmp")
 _REMOVE_ATTEMPTS = 20
@@ -80,7 +81,8 @@ def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
         raise ClusterUnreachable(address=address, reason=_in_one_line(error)) from error
     try:
         quiet_serve(is_verbose)
-        yield
+        with terminable():  # of Ray's own handler, which fills the terminal with its stack
+            yield
     finally:
         ray.shutdown()
 

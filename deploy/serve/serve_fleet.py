@@ -122,7 +122,7 @@ class ServeFleet:
             )
         on_stage("waiting for the gateways to see the models")
         self._wait_for_gateway(until_s)
-        self._wait_for_gateways({m.model for m in models if m.is_ready}, until_s)
+        self._wait_for_gateways(until_s)
 
     def _models(self, until_s: float) -> tuple[ModelState, ...]:
         """A control loop that plans, or starts again, on a busy machine may be slow to answer."""
@@ -164,14 +164,21 @@ class ServeFleet:
             self._check_time(until_s, f"the gateway at {self.url} is not ready")
             time.sleep(_POLL_S)
 
-    def _wait_for_gateways(self, models: set[str], until_s: float) -> None:
-        """One that answers is not all of them: each follows the fleet by itself."""
-        gateways = deployment_handle(GATEWAY_DEPLOYMENT, GATEWAY_APP)
+    def _wait_for_gateways(self, until_s: float) -> None:
+        """One that answers is not all of them: each follows the fleet by itself. Another change may have taken models
+        away meanwhile: those nobody will see.
+        """
+        reason = "a gateway does not see the models yet"
         while True:
-            routable = gateways.broadcast("routable_models").results(timeout_s=_CALL_TIMEOUT_S)
-            if all(models <= set(of_one) for of_one in routable):
-                return
-            self._check_time(until_s, "a gateway does not see the models yet")
+            models = {m.model for m in self._models(until_s) if m.is_ready}
+            try:
+                gateways = deployment_handle(GATEWAY_DEPLOYMENT, GATEWAY_APP)
+                routable = gateways.broadcast("routable_models").results(timeout_s=_CALL_TIMEOUT_S)
+                if all(models <= set(of_one) for of_one in routable):
+                    return
+            except (RayError, RayServeException, TimeoutError) as error:  # one was replaced under the question
+                reason = f"a gateway does not answer: {_last_line(str(error))}"
+            self._check_time(until_s, reason)
             time.sleep(_POLL_S)
 
     @staticmethod

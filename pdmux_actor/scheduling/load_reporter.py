@@ -67,6 +67,14 @@ class _Counts(msgspec.Struct, frozen=True, gc=False):
             tbt_lost_s=sum([loss.tbt_s for loss in lost_to]),
         )
 
+    def is_less_than(self, before: "_Counts") -> bool:
+        return (
+            self.prompt_tokens < before.prompt_tokens
+            or self.output_tokens < before.output_tokens
+            or self.first_tokens < before.first_tokens
+            or self.requests < before.requests
+        )
+
 
 class _Recent(NamedTuple):
     """Ratios and rates of a model's last seconds, as of ModelLoad."""
@@ -178,6 +186,8 @@ class LoadReporter:
 
     def _recent(self, key: tuple[str, str], now: _Counts) -> _Recent:
         history = self._history.setdefault(key, deque())
+        if history and now.is_less_than(history[-1]):
+            history.clear()  # it left and came back between two reports, and counts from nothing
         history.append(now)
         while history[0].at_s < now.at_s - _COUNTS_WINDOW_S and len(history) > 2:
             history.popleft()

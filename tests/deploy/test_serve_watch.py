@@ -1,7 +1,9 @@
 """What is told of Serve's own controller when it says nothing."""
 
 import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,3 +126,46 @@ def test_stop__serve_says_nothing_after_a_start_that_failed__tells_why_it_failed
         serve_fleet.serve_fleet(FLEET, outlived_by_ray=False, is_lost=lambda: False),
     ):
         raise FleetStartError(reason="no model is ready", remedy="look")
+
+
+def test_wait_for_gateways__another_change_takes_the_model_away__does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two `muxfleet apply` in a row: the first one's model is gone before every gateway has seen it."""
+    told = [("a", "renamed"), ("a",)]
+
+    class Answers:
+        def results(self, timeout_s: float) -> list[list[str]]:
+            return [["a"], ["a"]]
+
+    class Gateways:
+        def broadcast(self, call: str) -> Answers:
+            assert call == "routable_models"
+            return Answers()
+
+    def models(_: ServeFleet, until_s: float) -> tuple[Any, ...]:
+        ready = told.pop(0) if len(told) > 1 else told[0]
+        return tuple(SimpleNamespace(model=model, is_ready=True) for model in ready)
+
+    monkeypatch.setattr(ServeFleet, "_models", models)
+    monkeypatch.setattr(serve_fleet, "deployment_handle", lambda deployment, application: Gateways())
+    ServeFleet(FLEET)._wait_for_gateways(time.monotonic() + 60)
+
+    assert told == [("a",)]
+
+
+def test_wait_for_gateways__one_is_replaced_under_the_question__asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [ActorUnavailableError("The actor is temporarily unavailable", None), [["a"]]]
+
+    class Answers:
+        def results(self, timeout_s: float) -> list[list[str]]:
+            if isinstance(answer := answers.pop(0), Exception):
+                raise answer
+            return answer
+
+    monkeypatch.setattr(ServeFleet, "_models", lambda _, until_s: (SimpleNamespace(model="a", is_ready=True),))
+    gateways = SimpleNamespace(broadcast=lambda call: Answers())
+    monkeypatch.setattr(serve_fleet, "deployment_handle", lambda deployment, application: gateways)
+    ServeFleet(FLEET)._wait_for_gateways(time.monotonic() + 60)
+
+    assert not answers

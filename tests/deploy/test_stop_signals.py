@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from deploy.commands.fleet_screen import _terminable, serve_until_interrupted
+from deploy.commands.fleet_screen import serve_until_interrupted
 from deploy.fleet_file.settings import parse_fleet_file
+from deploy.local.terminable import terminable
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_terminable__asked_to_end__stops_as_ctrl_c_does(hangup: None, how: signa
     signal.signal(signal.SIGHUP, lambda number, frame: None)  # what was there, and is again afterwards
     before = signal.getsignal(how)
 
-    with pytest.raises(KeyboardInterrupt), _terminable():
+    with pytest.raises(KeyboardInterrupt), terminable():
         os.kill(os.getpid(), how)
 
     assert signal.getsignal(how) is before
@@ -37,7 +38,7 @@ def test_terminable__asked_to_end__stops_as_ctrl_c_does(hangup: None, how: signa
 def test_terminable__hangup_ignored__goes_on(hangup: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
 
-    with _terminable():
+    with terminable():
         os.kill(os.getpid(), signal.SIGHUP)
 
 
@@ -62,7 +63,7 @@ def test_serving__terminal_closed__ends_as_on_ctrl_c(hangup: None) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
 
     threading.Timer(0.2, close).start()
-    with _terminable():
+    with terminable():
         serve_until_interrupted(Console(file=terminal), SimpleNamespace(url="http://127.0.0.1:1"), fleet)
 
     assert "serving at http://127.0.0.1:1" in terminal.getvalue()
@@ -89,5 +90,5 @@ def test_serving__asked_to_end_as_it_says_so__ends_as_later(hangup: None, words:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     fleet = parse_fleet_file("models: [{id: m, source: x}]\npools: [{name: p, device: cpu}]", name="f", base=Path())
 
-    with _terminable():
+    with terminable():
         serve_until_interrupted(Console(file=StoppedAtOnce(words)), SimpleNamespace(url="http://127.0.0.1:1"), fleet)
