@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pdmux_actor.executor.simulated import SimulatedExecutor
 from pdmux_actor.messages import FinishReason, LogitsProcessing
-from pdmux_actor.scheduling.events import Abort, Arrival, AttachModel, RemoveModel, SetPolicy
+from pdmux_actor.scheduling.events import Abort, Arrival, RemoveModel, SetPolicy
 from pdmux_actor.scheduling.launch import sampling_sequences
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from pdmux_actor.scheduling.settings import SchedulerSettings
@@ -251,27 +251,6 @@ def test_scheduler__model_removed_under_load__others_go_on():
     assert [e.finish for e in engine.ends_of("x")] == [FinishReason.ERROR]
     assert len(engine.tokens_of("y")) == 50
     assert [m.model for m in engine.scheduler.load_report().models] == ["b"]
-
-
-def test_scheduler__model_leaves_and_comes_back_between_reports__its_rates_begin_anew():
-    events = [
-        (0.0, Arrival(make_request("x", "a", max_tokens=50))),
-        (1.0, RemoveModel("a")),
-        (1.0, AttachModel(INFOS["a"], 200)),
-        (1.0, Arrival(make_request("y", "a", max_tokens=5))),
-    ]
-    engine = VirtualEngine(events, models="a")
-    while engine.executor.now() < 0.9 and len(engine.tokens_of("x")) < 50:
-        engine.loop.turn()
-    (before,) = engine.scheduler.load_report().models
-    engine.run()
-    (after,) = engine.scheduler.load_report().models
-
-    assert before.output_tokens_total == 50
-    assert len(engine.tokens_of("y")) == 5
-    assert after.output_tokens_total == 5
-    assert after.output_tokens_per_s >= 0
-    assert after.prompt_tokens_per_s >= 0
 
 
 def test_scheduler__continued_request__samples_only_the_rest():
