@@ -168,7 +168,11 @@ def _calls(calls: Sequence[ToolCall], first: int | None = None) -> dict[str, Any
 
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    content = [
+    return {"content": logprob_entries(logprobs), "refusal": None}
+
+
+def logprob_entries(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    return [
         {
             "token": entry.token,
             "logprob": max(entry.logprob, LOWEST_LOGPROB),
@@ -180,4 +184,3 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         }
         for entry in logprobs
     ]
-    return {"content": content, "refusal": None}

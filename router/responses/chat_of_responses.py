@@ -3,18 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
-from router.errors import UnsupportedParameter
+from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, message
-from router.responses.responses_body import AllowedTools, InputItem, InputPart, NamedTool, ResponsesBody, ResponseTool
+from router.responses.responses_body import (
+    LOGPROBS,
+    AllowedTools,
+    InputItem,
+    InputPart,
+    NamedTool,
+    ResponsesBody,
+    ResponseTool,
+)
 
 
 def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> ChatCompletionRequest:
     """`history` is what was said before this input. Raises InvalidRequest, UnsupportedParameter."""
     if body.background:
         raise UnsupportedParameter("'background' is not implemented: wait for the answer.", param="background")
-    if body.top_logprobs:
-        raise UnsupportedParameter("'top_logprobs' is not implemented here; leave it out.", param="top_logprobs")
+    tells_logprobs = LOGPROBS in (body.include or ())
+    if body.top_logprobs and not tells_logprobs:
+        message_ = f"'top_logprobs' are told where 'include' has {LOGPROBS!r}: add it, or leave them out."
+        raise InvalidRequest(message_, param="top_logprobs")
     parameters: dict[str, Any] = {
         "model": body.model,
         "max_tokens": body.max_output_tokens,
@@ -27,6 +37,8 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         "response_format": _format(body),
+        "logprobs": tells_logprobs or None,
+        "top_logprobs": body.top_logprobs,
         "metadata": body.metadata,
         "service_tier": body.service_tier,
     }

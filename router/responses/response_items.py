@@ -1,5 +1,6 @@
 """Output items of the Responses API, and the object around them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,14 +9,16 @@ from router.generation import ToolCall
 from router.openai.reply import ReplyHead, Usage
 from router.responses.responses_body import ResponsesBody, TextForm, TextSettings
 
-
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+Logprobs = Sequence[dict[str, Any]]
 
 
-def message_item(item_id: str, text: str | None, status: str) -> dict[str, Any]:
+def text_part(text: str, logprobs: Logprobs = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def message_item(item_id: str, text: str | None, status: str, logprobs: Logprobs = ()) -> dict[str, Any]:
     """The item of a message; without `text` it has no part yet."""
-    content = [] if text is None else [text_part(text)]
+    content = [] if text is None else [text_part(text, logprobs)]
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 

@@ -9,6 +9,19 @@ from router.openai.chat import MAX_CONTENT_PARTS, MAX_MESSAGES
 from router.openai.foreign_body import decoded
 
 REFERENCE = "item_reference"
+LOGPROBS = "message.output_text.logprobs"
+
+# What may be asked for beside the answer. Of images, encrypted reasoning and tools that OpenAI runs there is nothing.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class InputPart(msgspec.Struct, gc=False):
@@ -95,18 +108,18 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     store: bool | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
+    include: list[Included] | None = None
+    top_logprobs: int | None = None
 
     # Accepted and without effect here.
     background: bool | None = None
     client_metadata: dict[str, Any] | None = None
-    include: list[str] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     stream_options: dict[str, Any] | None = None
-    top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
 

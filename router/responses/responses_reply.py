@@ -10,6 +10,7 @@ from pdmux_actor.messages import FinishReason
 from router.error_bodies import error_body
 from router.errors import RouterError
 from router.generation import Output, ToolCall
+from router.openai.chat_reply import logprob_entries
 from router.openai.reply import Choice, ReplyHead, Usage
 from router.responses.response_items import call_item, message_item, reasoning_item, response_object, text_part
 from router.responses.responses_body import ResponsesBody
@@ -34,10 +35,13 @@ class ResponsesReply:
         self._open: str | None = None  # kind of the item that is open
         self._item_id = ""
         self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []  # of the open message, and of tokens before it
+        self._num_told = 0  # of them, in deltas
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
         events = b"" if self._number else self._begin()
         self._said.add(output)
+        self._logprobs += logprob_entries(output.logprobs)
         if output.reasoning:
             events += self._delta("reasoning", output.reasoning)
         if output.text:
@@ -72,7 +76,7 @@ class ResponsesReply:
         if choice.reasoning:
             output.append(reasoning_item(_new_id("rs"), choice.reasoning, "completed"))
         if choice.text or not choice.tool_calls:
-            output.append(message_item(_new_id("msg"), choice.text, status))
+            output.append(message_item(_new_id("msg"), choice.text, status, logprob_entries(choice.logprobs)))
         output += [call_item(_new_id("fc"), call, call.arguments, "completed") for call in choice.tool_calls]
         self._keep(choice, output)
         return _encode(response_object(self._head, self._body, status, output, usage))
@@ -87,7 +91,9 @@ class ResponsesReply:
             events = self._close() + self._start(kind)
         self._texts.append(text)
         name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
-        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        extra: dict[str, Any] = {}
+        if kind == "message":
+            extra["logprobs"], self._num_told = self._logprobs[self._num_told :], len(self._logprobs)
         return events + self._event(name, **self._place(), content_index=0, delta=text, **extra)
 
     def _start(self, kind: str) -> bytes:
@@ -107,10 +113,12 @@ class ResponsesReply:
             return b""
         self._open = None
         if kind == "message":
+            logprobs, self._logprobs, self._num_told = self._logprobs, [], 0
+            part = text_part(text, logprobs)
             events = self._event(
-                "response.output_text.done", **self._place(), content_index=0, text=text, logprobs=[]
-            ) + self._event("response.content_part.done", **self._place(), content_index=0, part=text_part(text))
-            return events + self._done(message_item(self._item_id, text, status))
+                "response.output_text.done", **self._place(), content_index=0, text=text, logprobs=logprobs
+            ) + self._event("response.content_part.done", **self._place(), content_index=0, part=part)
+            return events + self._done(message_item(self._item_id, text, status, logprobs))
         events = self._event("response.reasoning_text.done", **self._place(), content_index=0, text=text)
         return events + self._done(reasoning_item(self._item_id, text, "completed"))
 
