@@ -6,6 +6,8 @@ from typing import Any, Protocol
 from pdmux_actor.executor.cuda.graph_key import Step
 from pdmux_actor.models.memory_shortage import lacked_memory
 
+_MOST_LOOKS = 20
+
 
 class Capture(Protocol):
     def __call__(self, step: Step, stream: Any) -> tuple[Step, int]:
@@ -35,7 +37,8 @@ class CudaGraphCapture:
     memory: while it captures, torch's allocator does not turn to what it has in reserve for others.
 
     torch's allocator never takes a pool again whose last graph has gone, nor one in which a capture broke off: both
-    would make every later capture fail.
+    would make every later capture fail. Up to torch 2.12 it takes a capture that cannot be ended for one that goes on,
+    and would give nothing back to the device any more (pytorch#180395): it is told that there is none.
     """
 
     def __init__(self, cuda: Any, alone: AbstractContextManager[object] | None = None) -> None:
@@ -77,14 +80,22 @@ class CudaGraphCapture:
                 step()
                 graph.capture_end()
             except BaseException:
+                broken = self._pools[-1]
                 self._pools.append(self._cuda.graph_pool_handle())
                 with suppress(RuntimeError):  # ends the stream's capture; why it failed is on its way up
                     graph.capture_end()
+                with suppress(RuntimeError):  # where that has told it already
+                    self._cuda.memory._cuda_endAllocateToPool(self._cuda.current_device(), broken)
                 raise
         return graph.replay, max(0, self._driver_bytes() - before_bytes)
 
     def _driver_bytes(self) -> int:
         """What the device lost to others than torch's allocator: a graph's nodes are among it."""
-        free_bytes, total_bytes = self._cuda.mem_get_info()
-        lost_bytes: int = total_bytes - free_bytes - self._cuda.memory_reserved()
+        reserved_bytes = self._cuda.memory_reserved()
+        for _ in range(_MOST_LOOKS):
+            free_bytes, total_bytes = self._cuda.mem_get_info()
+            before_bytes, reserved_bytes = reserved_bytes, self._cuda.memory_reserved()
+            if reserved_bytes == before_bytes:  # a thread that loads a model allocates hundreds of MB between two looks
+                break
+        lost_bytes: int = total_bytes - free_bytes - reserved_bytes
         return lost_bytes

@@ -25,11 +25,12 @@ class RecordingCuda:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.free_bytes, self.reserved_bytes = 1 << 20, 100
-        self.memory = SimpleNamespace(memory_snapshot=self._snapshot)
+        self.memory = SimpleNamespace(memory_snapshot=self._snapshot, _cuda_endAllocateToPool=self._end_recording)
         self.pools: dict[tuple[int, int], int] = {}  # how many graphs are in it
         self.recording: set[tuple[int, int]] = set()
         self.ends_broken_captures = True
         self.handles = 0
+        self.loads_beside: list[int] = []  # bytes that another thread takes while this one asks what is free
 
     def graph_pool_handle(self) -> tuple[int, int]:
         self.handles += 1
@@ -45,13 +46,24 @@ class RecordingCuda:
         return RecordingGraph(self)
 
     def mem_get_info(self) -> tuple[int, int]:
-        return self.free_bytes, 1 << 21
+        free_bytes, taken_bytes = self.free_bytes, self.loads_beside.pop() if self.loads_beside else 0
+        self.free_bytes -= taken_bytes
+        self.reserved_bytes += taken_bytes
+        return free_bytes, 1 << 21
+
+    def current_device(self) -> int:
+        return 0
 
     def empty_cache(self) -> None:
         self.calls.append("empty_cache")
 
     def memory_reserved(self) -> int:
         return self.reserved_bytes
+
+    def _end_recording(self, device: int, pool: tuple[int, int]) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
 
     def _snapshot(self, pool: tuple[int, int]) -> list[dict[str, int]]:
         return [{"total_size": 30}, {"total_size": 12}] if pool in self.pools else []
@@ -122,6 +134,15 @@ def test_capture__step_fails__leaves_the_stream_able_to_launch(cuda: RecordingCu
     assert cuda.calls[-1] == "end"
 
 
+def test_capture__beside_a_thread_that_loads_a_model__counts_none_of_its_memory(cuda: RecordingCuda) -> None:
+    cuda.loads_beside = [MODEL_BYTES] * 5
+
+    _, own_bytes = CudaGraphCapture(cuda)(lambda: None, stream_of(cuda))
+
+    assert cuda.loads_beside == []
+    assert own_bytes == GRAPH_BYTES
+
+
 def captures(graphs: LaunchGraphs, cuda: RecordingCuda, model: str) -> bool:
     """Whether a step of `model` was captured."""
     key = GraphKey(model=model, bucket=1, sms=16, part="greedy")
@@ -167,6 +188,7 @@ def test_graphs__one_capture_broke_off__the_next_shape_is_captured(
     graphs.capture(key, lambda: [step_that_breaks], stream_of(cuda))
     assert graphs.find(key) is None
 
+    assert cuda.recording == set()  # else the allocator would give nothing back any more
     assert captures(graphs, cuda, "other model") is False  # the broken one is still counted
     assert (len(graphs), graphs.num_failed) == (1, 1)
 
