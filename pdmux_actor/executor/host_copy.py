@@ -2,7 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +39,8 @@ class HostRegion:
         """`pinning` None: they are not locked."""
         self._pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):  # far fewer of them to map, and to pin
-            self._pages.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # of a kernel that has none
+                self._pages.madvise(mmap.MADV_HUGEPAGE)
         self._filled_bytes = 0
         self._pinning = pinning
         self._pinned: list[Tensor] = []

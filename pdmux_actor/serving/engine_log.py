@@ -1,12 +1,17 @@
 """Passes on what an engine process logs: it writes JSON lines to its standard error, its actor reads them there."""
 
+import faulthandler
 import logging
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from pdmux_actor.serving.json_lines import JsonLines
+
+TELL_STACKS = signal.SIGUSR1
+"""Has an engine process write what each of its threads is at, also while none of them can run Python."""
 
 _OWN = frozenset({"time", "level", "logger", "message"})
 # What torch writes once where it is told the SMs of a partition (executor/cuda/sm_target.py): nobody need act.
@@ -27,7 +32,8 @@ class EngineLine:
 
 
 def log_to_actor() -> None:
-    """Sets up logging in an engine process, from INFO on."""
+    """Sets up logging in an engine process, from INFO on, and heeds TELL_STACKS."""
+    faulthandler.register(TELL_STACKS)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines({}))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

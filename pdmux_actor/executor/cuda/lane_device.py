@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -145,7 +145,16 @@ class CudaLanes:
 
     def pin(self, memory: torch.Tensor) -> None:
         memory.zero_()  # the system finds pages for it now, not while the driver holds up launches
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        self._check(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
     def unpin(self, memory: torch.Tensor) -> None:
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+        self._check(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+
+    def _check(self, result: Any) -> None:
+        """CUDA keeps an error for this thread's next launch, which would fail in its place: that is one of nothing."""
+        try:
+            torch.cuda.check_error(result)
+        except RuntimeError:
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self.device)
+            raise

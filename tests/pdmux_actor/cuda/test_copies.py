@@ -1,6 +1,7 @@
 """Copies between the host and a GPU: from memory that is locked, on the one stream for them."""
 
 import json
+import mmap
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,43 @@ def test_load__weights_rotary_tables_and_adapters__come_by_the_upload(
     assert tables == [decoder._rotary.shape, decoder._prompt_rotary.shape]
     assert len(uploaded) == of_weights + 2 + 2 * 2 * config.spec.num_layers
     assert {device for _, device in uploaded} == {"cpu"}
+
+
+def test_pin__system_locks_no_more_memory__the_next_launch_is_not_refused_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[str] = []  # CUDA's last error, until a launch asks for it
+
+    def refuse(*_: object) -> int:
+        kept.append("operation not supported")
+        return 801
+
+    def launch(*_: object, device: torch.device) -> None:
+        if kept:
+            raise torch.AcceleratorError(kept.pop())
+
+    def check(result: int) -> None:
+        raise RuntimeError(f"CUDA error {result}")
+
+    of_cuda = {"cudart": lambda: SimpleNamespace(cudaHostRegister=refuse), "check_error": check}
+    for name, fake in of_cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "zeros", launch)
+
+    with pytest.raises(RuntimeError, match="801"):
+        CudaLanes(GPU, NoStreams(), num_sms=132).pin(torch.ones(3))
+
+    assert kept == []
+
+
+def test_region__kernel_without_huge_pages__has_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pages(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(host_copy.mmap, "mmap", Pages)
+
+    assert HostRegion(100).take(torch.ones(100, dtype=torch.uint8)).sum() == 100
 
 
 def test_region__tensors_across_pieces__no_copy_leaves_a_locked_piece(monkeypatch: pytest.MonkeyPatch) -> None:

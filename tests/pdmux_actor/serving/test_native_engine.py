@@ -237,6 +237,25 @@ async def test_native_engine__stopped_for_a_while__comes_to_itself(
         assert tokens == {"r": 3}
 
 
+async def test_native_engine__suspected__its_log_says_what_each_thread_is_at(engine_settings, until, caplog):
+    with caplog.at_level(logging.WARNING):
+        async with running(engine_settings, suspect_s=1.0, kill_s=600.0) as (engine, _):
+            await until(lambda: engine.load_report() is not None)
+            os.kill(engine.pid, signal.SIGSTOP)
+            await until(engine.is_stalled)
+            await until(lambda: "engine process makes no progress" in caplog.messages)
+            os.kill(engine.pid, signal.SIGCONT)
+
+            def told() -> str:
+                return "\n".join(getattr(record, "line", "") for record in caplog.records)
+
+            await until(lambda: "engine.py" in told() and " in run" in told())
+            await until(lambda: not engine.is_stalled())
+
+    assert caplog.messages.count("engine process makes no progress") == 1
+    assert "command_intake.py" in told()  # not the loop's thread alone
+
+
 async def test_native_engine__watcher_held_up__engine_is_not_suspected(engine_settings, until):
     """As after a machine was suspended: the engine's reports lie unread in the socket."""
     async with running(engine_settings, suspect_s=1.0, kill_s=1.5) as (engine, _):
