@@ -6,7 +6,8 @@ Random weights of --model shapes are written to --folder first, which should be 
 are ShareGPT's, arrivals Poisson; the first model is asked four times as often as the second. Targets: 0.5 s to the
 first token, 50 ms between tokens; a request is in time if its first token and every gap is. Needs what muxfleet needs,
 Ray among it; `--device cpu` tries the script without a GPU. At --limit-s (540) the fleet is ended wherever it is:
-nothing that it started keeps the GPU.
+nothing that it started keeps the GPU. All that fleet and engines say, with the stacks of an engine that stands, lies
+beside FILE as FILE.fleet.txt.
 """
 
 import argparse
@@ -58,8 +59,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--port", type=int, default=20491)
     parser.add_argument("--limit-s", type=float, default=540.0, help="ended then (default: %(default).0f)")
+    parser.add_argument("--start-s", type=float, default=150.0, help="until it serves (default: %(default).0f)")
     parser.add_argument("--resume", action="store_true", help="run only what FILE does not hold yet")
-    parser.add_argument("--verbose", action="store_true", help="show what the fleet says")
     return parser
 
 
@@ -71,6 +72,8 @@ def write_fleet(options: argparse.Namespace, models: Sequence[str]) -> Path:
             shutil.rmtree(partial_folder, ignore_errors=True)
             write_random_checkpoint(partial_folder, shape, torch.device(options.device), MAX_MODEL_LEN)
             partial_folder.rename(options.folder / shape)
+    if options.device == "cuda":
+        torch.cuda.empty_cache()  # of the GPU that the fleet is to have: gigabytes
     pool: Row = {"name": "gpu", "device": options.device}
     if options.kv_memory:
         pool["kv_memory"] = options.kv_memory
@@ -178,7 +181,9 @@ def run(options: argparse.Namespace, kept: KeptRows) -> None:
 
         def start() -> Row:
             began_s = time.perf_counter()
-            fleets.append(ends.enter_context(running_fleet(file, options=["-v"] if options.verbose else [])))
+            log = None if options.json is None else options.json.with_suffix(".fleet.txt")
+            running = running_fleet(file, options=["-v"], start_s=options.start_s, log=log)
+            fleets.append(ends.enter_context(running))
             return {"seconds": time.perf_counter() - began_s}
 
         kept.rows = [row for row in kept.rows if row["what"] != "start"]  # every run starts its own
@@ -187,13 +192,12 @@ def run(options: argparse.Namespace, kept: KeptRows) -> None:
             return
         fleet = fleets[0]
         print(f"serving after {kept.rows[-1]['seconds']:.1f} s", flush=True)
-        write_trace(trace, models, rate_per_s=4.0, count=WARM_UP_REQUESTS, salt=99)
-        replay(fleet, options.folder, trace, 99)
 
-        def asked_at(rate: float, salt: int) -> Row:
-            write_trace(trace, models, rate_per_s=rate, count=round(rate * span_s), salt=salt)
+        def asked_at(rate: float, salt: int, count: int | None = None) -> Row:
+            write_trace(trace, models, rate_per_s=rate, count=count or round(rate * span_s), salt=salt)
             return replay(fleet, options.folder, trace, salt)
 
+        kept.attempt({"what": "warm up", "rate_per_s": 4.0}, lambda: asked_at(4.0, 99, WARM_UP_REQUESTS))
         for number, rate in enumerate(options.rate or [8.0, 16.0, 32.0]):
             kept.attempt({"what": "replay", "rate_per_s": rate}, partial(asked_at, rate, number))
         kept.attempt(
@@ -201,11 +205,9 @@ def run(options: argparse.Namespace, kept: KeptRows) -> None:
             lambda: kill_under_load(fleet, options.folder, trace, models),
         )
         show(kept.rows)
-        status = httpx.get(f"{fleet.url}/metrics", timeout=30, trust_env=False).text
         if options.json:
-            options.json.with_suffix(".metrics.txt").write_text(status)
-        if options.verbose:
-            print(fleet.output[-20_000:])
+            metrics = httpx.get(f"{fleet.url}/metrics", timeout=30, trust_env=False).text
+            options.json.with_suffix(".metrics.txt").write_text(metrics)
 
 
 def kill_under_load(fleet: FleetProcess, folder: Path, trace: Path, models: Sequence[str]) -> Row:

@@ -25,6 +25,7 @@ import torch
 from engines.engine_session import EngineSession
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
+from gpu.kv_room import kv_pool_bytes
 from gpu.random_models import SHAPES, hold_random_model
 from gpu.script import make_parser, run_script
 from load.request_times import TimedRequest
@@ -193,7 +194,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
     parser.add_argument("--budget", action="append", type=int, help="tokens of a fused step (default: 1024, 512, 2048)")
     parser.add_argument("--scale", type=float, default=1.0, help="divides all lengths (default: 1)")
-    parser.add_argument("--kv-gib", type=float, default=80.0)
+    parser.add_argument("--kv-gib", type=float, help="KV pool (default: 80, or what fits)")
     parser.add_argument("--eager", action="store_true", help="decode launch by launch")
     add_rate_arguments(parser, window_s=12.0, max_runs=6)
     return parser
@@ -204,9 +205,8 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
         options.window_s, options.max_runs = 6.0, 3
 
     def open_executor() -> TorchCudaExecutor:
-        kv_pool_bytes = int(options.kv_gib * (1 << 30))
         return open_cuda_executor(
-            kv_pool_bytes=kv_pool_bytes,
+            kv_pool_bytes=kv_pool_bytes(options.kv_gib),
             block_bytes=BLOCK_BYTES,
             captures=not options.eager,
             fuses=any(POLICIES[policy].fuses for policy in options.policy or DEFAULT_POLICIES),

@@ -1,12 +1,13 @@
 """Half an hour on a GPU, well spent: what must hold first, then what is slow, then what it is worth.
 
-    python -m benchmarks.gpu.half_hour --minutes 30 [--out half_hour] [--call-minutes 9.5] [--kept FOLDER]
+    python -m benchmarks.gpu.half_hour [--minutes 30] [--quarter] [--out half_hour] [--call-minutes 9.5] [--kept FOLDER]
 
 A preflight, then the steps of half_hour_tree.py: (A) tests and partitions, (B) queues, hot path and kernels, (C)
 floors of greedy, drawn and filtered decoding, (D, E) goodput while time is left. What a step finds changes the later
 ones. Each writes its rows at once into FOLDER and is gone on with there: where a call ends early, run the same line
 again. `--kept` copies an earlier call's folder first, for machines that begin empty. After each step FOLDER has
-report.md, and, where they were measured, profile.parquet and defaults.patch.
+report.md, and, where they were measured, profile.parquet and defaults.patch. `--quarter`: the steps of 13 minutes,
+a fleet, the tests, two models and goodput, each of which runs whatever became of the ones before.
 
 Exit code 0: all was done; 1: a step failed; 3: steps are left for another call.
 """
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpu.half_hour_outcome import write_outcome
-from gpu.half_hour_tree import PREFLIGHT, TESTS, TREE, Findings, Step
+from gpu.half_hour_tree import QUARTER_HOUR, TESTS, TREE, Findings, Step
 
 _ROOT = Path(__file__).resolve().parents[2]
-_MOST_TRIES = 2  # of a step that was cut off
 _GRACE_S = 30.0  # beyond its limit, for the row it is at
 _LEFT, _FAILED = 3, 1
 
@@ -82,9 +82,12 @@ def run_in_a_process(order: Order) -> int:
 class HalfHour:
     """Everything that is known lies in `out`, so that another call goes on where this one ends."""
 
-    def __init__(self, out: Path, run: Run, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, out: Path, run: Run, *, tree: Sequence[Step] = TREE, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._out = out
         self._run = run
+        self._tree = tree
         self._now = now
         self._state_path = out / "state.json"
         self._state: dict[str, Any] = {"spent_s": 0.0, "steps": {}}
@@ -95,12 +98,12 @@ class HalfHour:
         """Runs steps until `call_s` are over, or `total_s` of all calls together. Returns the exit code."""
         started_s, spent_s = self._now(), self._state["spent_s"]
         is_left = False
-        for step in TREE:
+        for step in self._tree:
             record = self._state["steps"].setdefault(step.name, {"state": "", "tries": 0, "seconds": 0.0})
             if record["state"] in ("done", "failed", "skipped"):
                 continue
-            if record["state"] and record["tries"] >= _MOST_TRIES:
-                record.update(state="failed", why=record.get("why") or "cut off twice")
+            if record["state"] and record["tries"] >= step.most_tries:
+                record.update(state="failed", why=record.get("why") or "cut off")
                 continue
             why = step.skips(self.found())
             if why:
@@ -114,7 +117,7 @@ class HalfHour:
             self._take(step, record, min(step.most_s, left_s - (_GRACE_S if left_s > 2 * _GRACE_S else 0.0)))
             self._state["spent_s"] = spent_s + self._now() - started_s
             self._keep()
-            if step.script == PREFLIGHT and record["state"] == "failed":
+            if step.is_required and record["state"] == "failed":
                 break
         self._keep()
         if is_left:
@@ -123,7 +126,7 @@ class HalfHour:
 
     def found(self) -> Findings:
         reports = {}
-        for step in TREE:
+        for step in self._tree:
             path = self._out / f"{step.name}.json"
             if step.keeps_rows and path.exists():
                 reports[step.name] = json.loads(path.read_text(encoding="utf-8"))
@@ -156,25 +159,27 @@ class HalfHour:
         unfinished = self._state_path.with_suffix(".part")
         unfinished.write_text(json.dumps(self._state, indent=1) + "\n", encoding="utf-8")
         unfinished.replace(self._state_path)
-        write_outcome(self._out, self._state, self.found())
+        write_outcome(self._out, self._state, self.found(), self._tree)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of all calls together (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help="of all calls together (default: 30, with --quarter 13)")
+    parser.add_argument("--quarter", action="store_true", help="the steps that a quarter of an hour has time for")
     parser.add_argument("--call-minutes", type=float, default=9.5, help="of this call (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("half_hour"), metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--kept", type=Path, metavar="FOLDER", help="what an earlier call left; copied into --out")
     options = parser.parse_args()
-    if min(options.minutes, options.call_minutes) <= 0:
+    minutes = options.minutes if options.minutes is not None else (13.0 if options.quarter else 30.0)
+    if min(minutes, options.call_minutes) <= 0:
         parser.error("--minutes and --call-minutes must be above 0")
     if options.kept is not None and not (options.kept / "state.json").exists():
         parser.error(f"--kept {options.kept} has no state.json: name the --out folder of an earlier call")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.kept is not None:
         shutil.copytree(options.kept, options.out, dirs_exist_ok=True)
-    run = HalfHour(options.out.resolve(), run_in_a_process)
-    code = run.call(total_s=60 * options.minutes, call_s=60 * options.call_minutes)
+    run = HalfHour(options.out.resolve(), run_in_a_process, tree=QUARTER_HOUR if options.quarter else TREE)
+    code = run.call(total_s=60 * minutes, call_s=60 * options.call_minutes)
     print((options.out / "report.md").read_text(encoding="utf-8"))
     sys.exit(code)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.half_hour_aims import aim_lines
-from gpu.half_hour_tree import TREE, Findings, Json
+from gpu.half_hour_tree import QUARTER_HOUR, TREE, Findings, Json, Step
 
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S
 
@@ -20,12 +20,12 @@ _WORTH = 1.03  # of the default's speed: less is noise
 _MOST_OF_A_CAUSE = 160  # characters
 
 
-def write_outcome(out: Path, state: Mapping[str, Any], found: Findings) -> None:
+def write_outcome(out: Path, state: Mapping[str, Any], found: Findings, tree: Sequence[Step] = TREE) -> None:
     """Writes report.md, and defaults.patch where something is better than the default."""
     patch = defaults_patch(found)
     if patch:
         (out / "defaults.patch").write_text(patch, encoding="utf-8")
-    (out / "report.md").write_text(report(state, found, patch), encoding="utf-8")
+    (out / "report.md").write_text(report(state, found, patch, tree), encoding="utf-8")
 
 
 def best_tiling(rows: Sequence[Json]) -> dict[str, int] | None:
@@ -67,21 +67,24 @@ def _file_patch(file: str, values: Mapping[str, int]) -> str:
     return "".join(difflib.unified_diff(*lines, f"a/{file}", f"b/{file}"))
 
 
-def report(state: Mapping[str, Any], found: Findings, patch: str) -> str:
+def report(state: Mapping[str, Any], found: Findings, patch: str, tree: Sequence[Step] = TREE) -> str:
     """Returns a page of Markdown."""
-    gpu = next((facts for step in TREE if (facts := found.facts(step.name)).get("gpu")), {})
-    lines = [f"# Half an hour on {gpu.get('gpu', 'a GPU that nothing ran on yet')}", ""]
+    gpu = next((facts for step in tree if (facts := found.facts(step.name)).get("gpu")), {})
+    lines = [
+        f"# {'Half' if tree is TREE else 'A quarter of'} an hour on {gpu.get('gpu', 'a GPU that nothing ran on yet')}",
+        "",
+    ]
     versions = ", ".join(f"{name} {gpu[name]}" for name in ("driver", "torch", "muxfleet") if gpu.get(name))
     lines += [f"{state['spent_s'] / 60:.1f} minutes so far. {versions}".rstrip(), "", *_verdicts(found), ""]
-    lines += aim_lines(found)
+    lines += aim_lines(found) if tree is TREE else []
     lines += ["| part | step | state | s | why |", "|---|---|---|---|---|"]
-    for step in TREE:
+    for step in tree:
         record = state["steps"].get(step.name, {})
         why = "; ".join(filter(None, [record.get("why", ""), _first_failure(found, step.name)]))
         cells = record.get("state") or "left", f"{record.get('seconds', 0.0):.0f}", why
         lines.append(f"| {step.part} | {step.name} | {' | '.join(cells)} |")
-    lines += ["", *_floor_lines(found), *_goodput_lines(found)]
-    lines += [_defaults_line(patch), "", _next_line(state, found)]
+    lines += ["", *_floor_lines(found), *_shared_lines(found), *_goodput_lines(found)]
+    lines += [_defaults_line(patch), "", _next_line(state, found, tree)]
     return "\n".join(lines) + "\n"
 
 
@@ -106,22 +109,28 @@ def _defaults_line(patch: str) -> str:
     return f"`git apply defaults.patch` sets what was faster by more than {_WORTH - 1:.0%}: {'; '.join(changed)}."
 
 
-def _next_line(state: Mapping[str, Any], found: Findings) -> str:
-    if found.states.get("preflight") == "failed":
+def _next_line(state: Mapping[str, Any], found: Findings, tree: Sequence[Step]) -> str:
+    if found.states.get("preflight") == "failed" and tree is TREE:
         return "Next: preflight.log says what is missing; then the same line again in an empty folder."
-    if found.states.get("tests") == "failed":
+    if found.states.get("tests") == "failed" and tree is TREE:
         return "Next: mend what first_failed_test.log shows; then the same line again in an empty folder."
-    open_steps = [step.name for step in TREE if state["steps"].get(step.name, {}).get("state", "") in ("", "cut")]
+    open_steps = [step.name for step in tree if state["steps"].get(step.name, {}).get("state", "") in ("", "cut")]
     if open_steps:
-        again = "`python -m benchmarks.gpu.half_hour --minutes 30`, with `--kept FOLDER` on a machine that began empty"
+        options = "--quarter" if tree is QUARTER_HOUR else "--minutes 30"
+        again = f"`python -m benchmarks.gpu.half_hour {options}`, with `--kept FOLDER` on a machine that began empty"
         return f"Next: {again}: {len(open_steps)} steps are left, the next one is {open_steps[0]}."
+    if tree is QUARTER_HOUR:
+        failed = [step.name for step in tree if state["steps"][step.name]["state"] == "failed"]
+        if failed:
+            return f"Next: mend what {', '.join(f'{name}.log' for name in failed)} shows."
+        return "Next: `python -m benchmarks.gpu.half_hour --minutes 30`."
     return "Next: `python benchmarks/gpu/shared.py --quick --policy mux --json shared.json`, then all of goodput.py."
 
 
 def _verdicts(found: Findings) -> list[str]:
     said = []
     if found.states.get("tests") == "failed":
-        said.append("**Tests on the GPU failed: no speed below counts. tests.log, first_failed_test.log say which.**")
+        said.append("**Tests on the GPU failed: no speed below counts. tests.log says which.**")
     if started := found.rows("fleet", what="start"):
         killed = found.rows("fleet", what="engine killed")
         lost = f", {killed[0]['lost']} requests lost when its engine was killed" if killed else ""
@@ -161,6 +170,13 @@ def _floor_lines(found: Findings) -> list[str]:
             cells = f"{1e3 * row['seconds']:.2f} | {1 / row['over_floor']:.0%}"
             lines.append(f"| {row['measured']} | {row['batch']} | {row['tokens']} | {cells} |")
     return [*lines, ""]
+
+
+def _shared_lines(found: Findings) -> list[str]:
+    lines = [
+        f"- {r['system']} ({r['policy']}, {r['sms']} SMs): {r['goodput_per_s']:.2f}/s" for r in found.rows("shared")
+    ]
+    return ["Goodput of 8B and 1B, asked 1:4, in requests/s of both:", "", *lines, ""] if lines else []
 
 
 def _goodput_lines(found: Findings) -> list[str]:

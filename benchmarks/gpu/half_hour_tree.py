@@ -1,7 +1,9 @@
-"""What half an hour on a GPU is spent on, and what each finding changes of what comes after it. Runs nothing."""
+"""What half an hour on a GPU is spent on, or a quarter, and what each finding changes of what comes after it. Runs
+nothing.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -65,8 +67,9 @@ Adds = Callable[[Findings], tuple[str, ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """`skips`: why it is left out, empty to run it. `adds`: arguments that follow from what was found. It is begun only
-    where `least_s` are left of the call, and gets `most_s`. `environment` is added to that of its process;
-    `keeps_profile`: it writes a profile beside its rows.
+    where `least_s` are left of the call, and gets `most_s`. A step that is cut off is begun `most_tries` times. Without
+    one that `is_required` nothing else is run. `environment` is added to that of its process; `keeps_profile`: it
+    writes a profile beside its rows.
     """
 
     part: str
@@ -75,6 +78,8 @@ class Step:
     arguments: tuple[str, ...] = ()
     least_s: float = 20.0
     most_s: float
+    most_tries: int = 2
+    is_required: bool = False
     skips: Skips = field(default=lambda found: "")
     adds: Adds = field(default=lambda found: ())
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -135,9 +140,14 @@ def _goodput(part: str, *workloads: str, most_s: float) -> Step:
     )
 
 
-_GPU_TESTS = ("-q", "-p", "no:cacheprovider", "tests/pdmux_actor/gpu")
+def tree_step(name: str) -> Step:
+    return next(step for step in TREE if step.name == name)
+
+
+# Names each, and says where one stands that takes a minute.
+_GPU_TESTS = ("-vv", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60", "tests/pdmux_actor/gpu")
 TREE = (
-    Step(part="A", name="preflight", script=PREFLIGHT, least_s=1.0, most_s=20.0),
+    Step(part="A", name="preflight", script=PREFLIGHT, least_s=1.0, most_s=20.0, is_required=True),
     # Whether a whole fleet serves comes before how fast an engine is.
     Step(
         part="A",
@@ -209,4 +219,22 @@ TREE = (
     ),
     _goodput("D", "sharegpt", most_s=300.0),
     _goodput("E", "loogle", "conversation", most_s=480.0),
+)
+# In order of worth. Whatever becomes of a step, the later ones run: there is no time to begin one again.
+QUARTER_HOUR = tuple(
+    replace(step, most_tries=1, is_required=False)
+    for step in (
+        tree_step("preflight"),
+        replace(tree_step("fleet"), most_s=210.0),
+        replace(tree_step("tests"), most_s=180.0),
+        Step(
+            part="B",
+            name="shared",
+            script="shared.py",
+            arguments=("--quick", "--policy", "mux"),
+            least_s=120.0,
+            most_s=180.0,
+        ),
+        _goodput("C", "sharegpt", most_s=300.0),
+    )
 )

@@ -23,6 +23,7 @@ import torch
 from engines.engine_session import EngineSession
 from gpu.charts import draw_bars
 from gpu.kept_rows import KeptRows, Row
+from gpu.kv_room import kv_pool_bytes
 from gpu.random_models import hold_random_model
 from gpu.script import make_parser, run_script
 from load.request_times import TimedRequest
@@ -177,7 +178,7 @@ def measure_on_gpu(options: argparse.Namespace, kept: KeptRows) -> None:
         options.window_s, options.max_runs = 6.0, 4
     plan = rate_plan(options, first_per_s=FIRST_PER_S, least_requests=LEAST_REQUESTS)
     gpu = HalvableGpu(
-        kv_pool_bytes=int(options.kv_gib * (1 << 30)), block_bytes=BLOCK_BYTES, limits=SETTINGS.launch_limits()
+        kv_pool_bytes=kv_pool_bytes(options.kv_gib), block_bytes=BLOCK_BYTES, limits=SETTINGS.launch_limits()
     )
     measure_all(kept, gpu, plan, options.policy or ["mux", "adbs"])
 
@@ -192,7 +193,7 @@ def show(kept: KeptRows) -> None:
 def main() -> None:
     parser = make_parser(__doc__, quick="short runs, fewer of them")
     parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="default: mux, adbs")
-    parser.add_argument("--kv-gib", type=float, default=80.0)
+    parser.add_argument("--kv-gib", type=float, help="KV pool (default: 80, or what fits)")
     add_rate_arguments(parser, window_s=12.0, max_runs=6)
     run_script(parser, ROW_KEY, measure_on_gpu, show, draw)
 

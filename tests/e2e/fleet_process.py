@@ -46,12 +46,14 @@ class FleetProcess:
         environment: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
         prefix: Sequence[str] = (),
+        start_s: float = START_S,
     ) -> None:
         """It runs in the folder of the file. `environment`: RAY_ADDRESS, for a cluster that is already there. `options`
-        go to `muxfleet up`. `prefix`: a program that executes what follows it.
+        go to `muxfleet up`. `prefix`: a program that executes what follows it. `start_s`: until it must serve.
         """
+        self._start_s = start_s
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | dict(environment or {})
-        patience = ("--wait", str(START_S), "--stop-wait", str(STOP_WAIT_S))
+        patience = ("--wait", str(start_s), "--stop-wait", str(STOP_WAIT_S))
         self._process = subprocess.Popen(
             [*prefix, *self.command("up", str(fleet_file), *patience, *options)],
             cwd=fleet_file.parent,
@@ -70,10 +72,14 @@ class FleetProcess:
         self.url = ""
 
     def wait_until_serving(self) -> None:
-        until_s = time.monotonic() + START_S
+        until_s = time.monotonic() + self._start_s
         line, self.url = "", ""
         while not (self.url and line.startswith("curl ")):  # the last line that it prints
-            new_line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
+            try:
+                new_line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
+            except queue.Empty:
+                last_lines = "".join(self.lines[-5:])
+                raise AssertionError(f"it does not serve after {self._start_s:g} s: {last_lines}") from None
             assert new_line is not None, f"the fleet ended:\n{self.output}"
             line = new_line
             if match := re.search(r"serving at (http://\S+)", line):
@@ -90,7 +96,7 @@ class FleetProcess:
 
     def wait_for_line(self, words: str) -> str:
         """The first new line with these words."""
-        until_s = time.monotonic() + START_S
+        until_s = time.monotonic() + self._start_s
         while True:
             line = self._new_lines.get(timeout=max(0.1, until_s - time.monotonic()))
             assert line is not None, f"the fleet ended:\n{self.output}"
