@@ -7,7 +7,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -46,7 +45,7 @@ from pdmux_actor.serving.commands import (
     Tokens,
     WeightsRead,
 )
-from pdmux_actor.serving.engine_log import TELL_STACKS, read_line
+from pdmux_actor.serving.engine_log import ask_for_stacks, read_line
 from pdmux_actor.serving.engine_watch import EngineWatch, WatchSettings
 from pdmux_actor.serving.frames import FrameReader, framed
 from pdmux_actor.serving.own_program import own_program
@@ -341,25 +340,16 @@ class NativeEngine:
 
     async def _keep_watch(self) -> None:
         loop = asyncio.get_running_loop()
-        looked_s, was_suspected = loop.time(), False
+        looked_s = loop.time()
         while (hang := self._watch.hang()) is None:
-            suspicion = self._watch.suspicion()
-            if suspicion is not None and not was_suspected:
-                self._ask_for_stacks(suspicion)
-            was_suspected = suspicion is not None
+            if self._process is not None and (reason := self._watch.new_suspicion()):
+                ask_for_stacks(self._process.pid, reason)
             await asyncio.sleep(_WATCH_PERIOD_S)
             now_s = loop.time()
             # What this loop itself missed, it did not see the engine miss.
             self._watch.live(min(now_s - looked_s, 2 * _WATCH_PERIOD_S))
             looked_s = now_s
         self._give_up(hang)
-
-    def _ask_for_stacks(self, suspicion: str) -> None:
-        """They come as lines of its log, before it is killed or comes to itself."""
-        assert self._process is not None
-        logger.warning("engine process makes no progress", extra={"engine_pid": self.pid, "reason": suspicion})
-        with suppress(ProcessLookupError):
-            self._process.send_signal(TELL_STACKS)
 
     def _give_up(self, hang: str) -> None:
         """The end of the socket then tells its death."""

@@ -2,7 +2,9 @@
 
 import faulthandler
 import logging
+import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +12,8 @@ import msgspec
 
 from pdmux_actor.serving.json_lines import JsonLines
 
-TELL_STACKS = signal.SIGUSR1
-"""Has an engine process write what each of its threads is at, also while none of them can run Python."""
-
+_LOG = logging.getLogger(__name__)
+_TELL_STACKS = signal.SIGUSR1
 _OWN = frozenset({"time", "level", "logger", "message"})
 # What torch writes once where it is told the SMs of a partition (executor/cuda/sm_target.py): nobody need act.
 _EXPECTED_OF_TORCH = (
@@ -32,12 +33,21 @@ class EngineLine:
 
 
 def log_to_actor() -> None:
-    """Sets up logging in an engine process, from INFO on, and heeds TELL_STACKS."""
-    faulthandler.register(TELL_STACKS)
+    """Sets up logging in an engine process, from INFO on."""
+    faulthandler.register(_TELL_STACKS)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines({}))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(True)  # one record each, not a line of text and one of source
+
+
+def ask_for_stacks(pid: int, reason: str) -> None:
+    """Has an engine process that makes no progress write what each of its threads is at, also where none of them can
+    run Python.
+    """
+    _LOG.warning("engine process makes no progress", extra={"engine_pid": pid, "reason": reason})
+    with suppress(ProcessLookupError):
+        os.kill(pid, _TELL_STACKS)
 
 
 def read_line(line: bytes) -> EngineLine:

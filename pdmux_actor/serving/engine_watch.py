@@ -35,6 +35,7 @@ class EngineWatch:
     _launches: tuple[LaunchStatus, ...] = ()
     _steps_total: int = 0
     _is_armed: bool = False
+    _was_suspected: bool = False
 
     def hear(self, report: LoadReport) -> None:
         self._is_armed = True
@@ -64,6 +65,12 @@ class EngineWatch:
     def suspicion(self) -> str | None:
         """Returns why the engine is suspected; None when it is not."""
         return self._complaint(self.settings.suspect_s)
+
+    def new_suspicion(self) -> str | None:
+        """Returns why the engine is suspected, where it was not at the last call."""
+        reason, was_suspected = self.suspicion(), self._was_suspected
+        self._was_suspected = reason is not None
+        return None if was_suspected else reason
 
     def hang(self) -> str | None:
         """Returns why it is given up; None when it is not."""
