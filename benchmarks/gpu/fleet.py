@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def replay(fleet: FleetProcess, folder: Path, trace: Path, seed: int) -> Row:
 
 def main() -> None:
     options = arguments().parse_args()
+    check_version()
     kept = KeptRows(options.json, ROW_KEY, resume=options.resume)
     end_after(options.limit_s)
     facts = machine_facts() | {"policy": options.policy, "models": models_of(options)}
@@ -149,6 +151,16 @@ def main() -> None:
         kept.note({"failures": kept.failures})
     if kept.failures:
         sys.exit("\n".join(f"{name}: {why}" for name, why in kept.failures.items()))
+
+
+def check_version() -> None:
+    """Gateways and units ask for it, and would not start."""
+    try:
+        version("muxfleet")
+    except PackageNotFoundError:
+        sys.exit(
+            "nothing says which version of muxfleet this is: install it, or carry collect_wheels.py --fleet's site"
+        )
 
 
 def models_of(options: argparse.Namespace) -> Sequence[str]:

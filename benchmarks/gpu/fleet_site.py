@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Container, Iterable, Iterator, Sequence
-from importlib.metadata import requires
+from importlib.metadata import distribution, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -63,8 +63,18 @@ def pack_site(wheels: Sequence[Path], site: Path, archive: Path, install_options
     subprocess.run([*command, *install_options, *map(str, wheels)], check=True)
     for path in tuple(left_out(site)):
         shutil.rmtree(path, ignore_errors=True)  # some lie in others
+    add_own_metadata(site)
     with tarfile.open(archive, "w:xz") as packed:
         packed.add(site, arcname="site")
+
+
+def add_own_metadata(site: Path) -> None:
+    """Says there which version of muxfleet the tree is: gateways and units ask for it when they start."""
+    told = distribution("muxfleet").metadata
+    folder = site / f"muxfleet-{told['Version']}.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (f"{name}: {told[name]}\n" for name in ("Metadata-Version", "Name", "Version"))
+    (folder / "METADATA").write_text("".join(lines), encoding="utf-8")
 
 
 def left_out(site: Path) -> Iterator[Path]:

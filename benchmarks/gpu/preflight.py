@@ -55,7 +55,9 @@ PACKAGES = (
     Needed(module="matplotlib", package="matplotlib", why="all but --plot"),
     Needed(module="pyarrow", package="pyarrow", why="all but the profile's parquet file"),
     Needed(module="pandas", package="pandas", why="all but the profile's parquet file"),
+    Needed(module="ray", package="ray", least="2.60", why="all but fleet.py"),
 )
+_CHECKPOINT_BYTES = 19 << 30  # of fleet.py's two models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +85,30 @@ def findings(load_library: Callable[[str], Any] = ctypes.CDLL) -> Iterator[Findi
         found=f"{free_bytes / (1 << 30):.0f} GiB free" if free_bytes > _LEAST_DISK_BYTES else "",
         remedy="free 2 GiB, or point TRITON_CACHE_DIR elsewhere",
     )
+    yield from _for_a_fleet()
     is_root = str(_ROOT) in [str(Path(entry or ".").resolve()) for entry in sys.path]
     yield Finding(
         what="the repository's root on PYTHONPATH",
         found=str(_ROOT) if is_root else "",
         remedy=f"export PYTHONPATH={_ROOT}:$PYTHONPATH",
+    )
+
+
+def _for_a_fleet() -> Iterator[Finding]:
+    """What `fleet.py` alone needs, beside Ray."""
+    try:
+        found = version("muxfleet")
+    except PackageNotFoundError:
+        found = ""
+    remedy = "carry what collect_wheels.py --fleet packs, which says its version (without it runs: all but fleet.py)"
+    yield Finding(what="muxfleet's version", found=found, remedy=remedy, is_needed=False)
+    folder = Path("/dev/shm")
+    free_bytes = shutil.disk_usage(folder).free if folder.exists() else 0
+    yield Finding(
+        what="memory for checkpoints",
+        found=f"{free_bytes / (1 << 30):.0f} GiB free in {folder}" if free_bytes > _CHECKPOINT_BYTES else "",
+        remedy=f"{_CHECKPOINT_BYTES >> 30} GiB of {folder}, or fleet.py --folder elsewhere",
+        is_needed=False,
     )
 
 

