@@ -71,7 +71,7 @@ class ControlLoop:
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()
         self._costs = FleetCosts()
-        self._fleet = Fleet(self._timing, self._rules, self._leases)
+        self._fleet = Fleet(self._timing, self._rules, self._leases, stood_s)
         self._migration = PlanMigration(self._fleet, self._rules)
         self.scaling = PoolScaling(self._fleet, self._history, epoch_s)
         parts = (self._popularity, self._history, self._scale_to_zero, self._migration.transition, self._fleet)

@@ -1,6 +1,6 @@
 """Keeps what models lost to others of their units, from the totals in heartbeats."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pdmux_actor.lease import UnitReport
@@ -48,27 +48,34 @@ _NOTHING = NeighbourLoss(neighbour="", ttft_s=0.0, tbt_s=0.0)
 
 @dataclass(slots=True, eq=False)
 class SharedUnit:
-    """`span_s`: decayed time. `models` are those that the unit has now: who came or went begins anew."""
+    """`span_s`: decayed time. `models` are those that the unit has now: who came or went begins anew. `stood_s`: for
+    how long the clock had stood by the sample.
+    """
 
     sampled_s: float
     loads: Mapping[str, ModelLoad]
+    stood_s: float = 0.0
     span_s: float = 0.0
     models: dict[str, SharingModel] = field(default_factory=dict)
 
 
 class NeighbourEvidence:
-    def __init__(self) -> None:
+    """`stood_s` returns for how long in all the clock of `now_s` has stood: units served on meanwhile, and counted."""
+
+    def __init__(self, stood_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._stood_s = stood_s
         self._units: dict[str, SharedUnit] = {}
 
     def hear(self, report: UnitReport, now_s: float) -> None:
         unit = self._units.get(report.unit_id)
         if report.load is None or (unit is not None and now_s - unit.sampled_s < _SAMPLE_S):
             return
-        loads = {m.model: m for m in report.load.models}
+        loads, stood_s = {m.model: m for m in report.load.models}, self._stood_s()
         if unit is None or loads.keys() != unit.loads.keys() or _restarted(unit.loads, loads):
-            self._units[report.unit_id] = SharedUnit(sampled_s=now_s, loads=loads)
+            self._units[report.unit_id] = SharedUnit(sampled_s=now_s, loads=loads, stood_s=stood_s)
             return
-        passed_s = now_s - unit.sampled_s
+        passed_s = now_s - unit.sampled_s + stood_s - unit.stood_s
+        unit.stood_s = stood_s
         if passed_s > _MOST_SAMPLE_S:
             unit.sampled_s, unit.loads = now_s, loads
             return

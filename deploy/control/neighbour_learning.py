@@ -38,8 +38,8 @@ class LearnedStrain:
 class NeighbourLearning:
     """Brings strains up to date in `settle`; between two of them they stay as they are, so that plans agree."""
 
-    def __init__(self) -> None:
-        self.evidence = NeighbourEvidence()
+    def __init__(self, stood_s: Callable[[], float] = lambda: 0.0) -> None:
+        self.evidence = NeighbourEvidence(stood_s)
         self._learned: dict[tuple[str, str], LearnedStrain] = {}
         self._told: dict[str, tuple[NeighbourStrain, ...]] = {}
 

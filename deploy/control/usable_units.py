@@ -26,11 +26,17 @@ _TRUSTED_S = 3.0  # a unit that is silent for longer is not relied on for a mode
 class Fleet:
     """Implements transition.FleetState."""
 
-    def __init__(self, timing: ControlTiming, rules: ControlRules, leases: LeaseBook) -> None:
+    def __init__(
+        self,
+        timing: ControlTiming,
+        rules: ControlRules,
+        leases: LeaseBook,
+        stood_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._leases = leases
         self.registry = UnitRegistry(timing)
         self.learning = StepLearning()
-        self.neighbours = NeighbourLearning()
+        self.neighbours = NeighbourLearning(stood_s)
         self._places = UnitSlots()
         self._place_deaths = RestartBudget(rules)
         self._load_deaths = RestartBudget(rules)

@@ -157,6 +157,22 @@ def test_pair__unit_stood_still_for_a_while__says_what_it_said_before() -> None:
     assert paused.lost() == pytest.approx(other.lost(), rel=0.05)
 
 
+def test_pair__control_loop_stood_still__says_what_it_said_before() -> None:
+    """Its clock stands with it, and units count on: a sample of 14 s would pass for one of 5 s."""
+    stood_s = [0.0]
+    stalled, other = Shared(learning=NeighbourLearning(lambda: stood_s[0])), hurt()
+    stalled.run(120, late=0.5, ttft_lost_s=1.0)
+    heard, stalled.learning.evidence.hear = stalled.learning.evidence.hear, lambda report, now_s: None
+    stalled.run(9, late=0.5, ttft_lost_s=1.0)
+    stalled.learning.evidence.hear = heard
+    stalled.now_s, stood_s[0] = stalled.now_s - 9.0, 9.0
+    stalled.run(5, late=0.5, ttft_lost_s=1.0)
+    other.run(14, late=0.5, ttft_lost_s=1.0)
+    for shared in (stalled, other):
+        ((_, unit),) = shared.learning.evidence.units(shared.now_s)
+        assert unit.models["a"].requests / unit.span_s == pytest.approx(RATE_PER_S, rel=0.01)
+
+
 def test_pair__few_requests__says_nothing() -> None:
     shared = Shared()
     shared.run(15, late=0.5, ttft_lost_s=1.0)
