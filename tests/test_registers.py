@@ -191,11 +191,16 @@ def test_documents__any_register__have_a_row_for_every_name(listed: Listed) -> N
     assert [name for name in sorted(rows) if name in listed.register] == list(listed.register)
 
 
-def lists_by_hand(tree: ast.Module, names: Register[Any]) -> Iterator[int]:
+def literals_of(source: str) -> Sequence[ast.AST]:
+    kinds = ast.Tuple | ast.List | ast.Set | ast.Dict | ast.Constant
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
+def lists_by_hand(literals: Sequence[ast.AST], names: Register[Any]) -> Iterator[int]:
     """Lines of collections of two or more of the names, and of texts that enumerate three or more."""
     one = "|".join(map(re.escape, names))
     enumeration = re.compile(rf"\b(?:{one})(?:(?:, | or |, or )(?:{one})\b){{2,}}")
-    for node in ast.walk(tree):
+    for node in literals:
         match node:
             case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements) | ast.Dict(keys=elements):
                 said = [e.value for e in elements if isinstance(e, ast.Constant)]
@@ -207,21 +212,21 @@ def lists_by_hand(tree: ast.Module, names: Register[Any]) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def trees() -> Mapping[Path, ast.Module]:
+def literals() -> Mapping[Path, Sequence[ast.AST]]:
     """Every product file's, for all registers."""
     files = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
-    return {path: ast.parse(path.read_text()) for path in files}
+    return {path: literals_of(path.read_text()) for path in files}
 
 
 @any_register
 def test_names__files_outside_the_folder__do_not_list_them_again(
-    listed: Listed, trees: Mapping[Path, ast.Module]
+    listed: Listed, literals: Mapping[Path, Sequence[ast.AST]]
 ) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
-        for path, tree in trees.items()
+        for path, found_there in literals.items()
         if not path.is_relative_to(ROOT / listed.folder) and str(path.relative_to(ROOT)) not in NAMING
-        for line in lists_by_hand(tree, listed.register)
+        for line in lists_by_hand(found_there, listed.register)
     ]
     assert not found, f"ask the register instead: {found}"
 
@@ -255,7 +260,7 @@ def test_register__any__holds_every_file_of_its_folder_that_declares_something(l
     ],
 )
 def test_lists_by_hand__samples__are_told_apart(source: str, lines: list[int]) -> None:
-    assert list(lists_by_hand(ast.parse(source), POLICIES)) == lines
+    assert list(lists_by_hand(literals_of(source), POLICIES)) == lines
 
 
 @pytest.fixture

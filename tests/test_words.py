@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,18 @@ def product_files() -> Iterator[Path]:
         yield from (p for p in sorted((ROOT / package).rglob("*.py")) if p.name != "__init__.py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room_of(path: Path) -> str:
     return f"{path.parent.relative_to(ROOT).as_posix()}/"
 
 
 def public_classes() -> Iterator[tuple[str, Path]]:
     for path in product_files():
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 yield node.name, path
 
@@ -68,7 +74,7 @@ def test_glossary__concepts__stand_once() -> None:
 def docstrings() -> Iterator[tuple[str, str]]:
     """Those of modules and of what is public, by file and line."""
     for path in product_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             is_private = getattr(node, "name", "").startswith("_") and not getattr(node, "name", "").endswith("__")
