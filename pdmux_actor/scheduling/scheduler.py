@@ -35,7 +35,15 @@ from pdmux_actor.scheduling.events import (
     SetQuotas,
     Stop,
 )
-from pdmux_actor.scheduling.launch import DecodeStep, DropPrefill, Lane, Launch, LaunchCompletion, Repartition
+from pdmux_actor.scheduling.launch import (
+    DecodeStep,
+    DropPrefill,
+    Lane,
+    Launch,
+    LaunchCompletion,
+    Repartition,
+    set_in_flight,
+)
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight
 from pdmux_actor.scheduling.load_reporter import LoadReporter
 from pdmux_actor.scheduling.neighbour_slowdown import NeighbourSlowdown
@@ -240,6 +248,7 @@ class Scheduler:
         """Goes on with another launch than before."""
         (flight,) = self._lanes.flights()
         self._lanes.land(flight.launch, now_s)
+        set_in_flight(stretch.queue.running, False)  # one of them may be preempted for the others' rows
         launches = self._dispatcher.act((action,), now_s)
         self._stretch = stretch if stretch.take_off(action, launches) else None
         self._refuse_outgrown()
