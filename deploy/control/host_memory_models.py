@@ -17,10 +17,11 @@ def sleepers_of(
     """
     left_bytes = report.host_memory_bytes
     kept: list[ModelAssignment] = []
-    known = {model.id: model for model in catalog.placed}
-    has = [s for s in report.models if s.model in known.keys() - placed and s.phase is not ModelPhase.FAILED]
+    left = [s for s in report.models if s.model not in placed and s.phase is not ModelPhase.FAILED]
+    has = [s for s in left if catalog.places(s.model)]
     for status in sorted(has, key=lambda s: (-last_used_s(s.model), s.model)):
-        model = known[status.model]
+        model = catalog.get(status.model)
+        assert model is not None
         if status.asleep is not None:
             needed_bytes = status.asleep.host_bytes
         elif model.spec is not None:

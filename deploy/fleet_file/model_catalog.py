@@ -1,6 +1,7 @@
 """Defines what the fleet shall serve, as the control loop holds it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from deploy.fleet_file.model_section import ModelSection
 from pdmux_actor.lease import ModelAssignment
@@ -96,24 +97,35 @@ class CatalogModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
+    """`placed` are all but adapters, which are wherever their base is."""
+
     models: tuple[CatalogModel, ...]
     policy: str
+    placed: tuple[CatalogModel, ...] = field(init=False, repr=False, compare=False)
+    _by_id: Mapping[str, CatalogModel] = field(init=False, repr=False, compare=False)
+    _adapters: Mapping[str, tuple[CatalogModel, ...]] = field(init=False, repr=False, compare=False)
 
-    @property
-    def placed(self) -> tuple[CatalogModel, ...]:
-        """All but adapters, which are wherever their base is."""
-        return tuple(m for m in self.models if m.base is None)
+    def __post_init__(self) -> None:
+        # Every heartbeat of every unit asks for several models.
+        adapters: dict[str, tuple[CatalogModel, ...]] = {}
+        for model in self.models:
+            if model.base is not None:
+                adapters[model.base.id] = (*adapters.get(model.base.id, ()), model)
+        object.__setattr__(self, "placed", tuple(m for m in self.models if m.base is None))
+        object.__setattr__(self, "_by_id", {m.id: m for m in self.models})
+        object.__setattr__(self, "_adapters", adapters)
 
     def places(self, model: str) -> bool:
-        return any(m.id == model for m in self.placed)
+        known = self._by_id.get(model)
+        return known is not None and known.base is None
 
     def place_of(self, model: str) -> str:
         """Names what is placed for a model: of an adapter the base."""
-        known = self.get(model)
+        known = self._by_id.get(model)
         return model if known is None or known.base is None else known.base.id
 
     def adapters_of(self, base: str) -> tuple[CatalogModel, ...]:
-        return tuple(m for m in self.models if m.base is not None and m.base.id == base)
+        return self._adapters.get(base, ())
 
     def get(self, model: str) -> CatalogModel | None:
-        return next((m for m in self.models if m.id == model), None)
+        return self._by_id.get(model)

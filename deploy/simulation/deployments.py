@@ -27,6 +27,7 @@ from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import DECODE_LANES, SchedulerSettings, longest_chunk_tokens_of
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
+from profiler.specs import DeviceSpec
 
 UnitDesign = tuple[UnitIdentity, EngineDesign]
 
@@ -266,7 +267,13 @@ def _leased_builder(
     capacities: Sequence[UnitCapacity],
     loads: LoadTimes,
 ) -> BuildUnits:
-    loadable = {c.unit_id: {m.model: _loadable(m, c, loads) for m in planned.models} for c in capacities}
+    alike: dict[tuple[DeviceSpec | None, int, int], Mapping[str, LoadableModel]] = {}
+    loadable: dict[str, Mapping[str, LoadableModel]] = {}
+    for c in capacities:
+        kind = c.device, c.num_gpus, c.block_bytes
+        if kind not in alike:
+            alike[kind] = {m.model: _loadable(m, c, loads) for m in planned.models}
+        loadable[c.unit_id] = alike[kind]
 
     def build(agenda: EventQueue, on_tokens: OnTokens) -> Sequence[SimulatedUnit]:
         return [LeasedUnit(i, design, loadable[i.unit_id], agenda, on_tokens) for i, design in designs]

@@ -1,6 +1,6 @@
 """A whole fleet in virtual time: arrivals, gateways, units and heartbeats on one heap of events."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, pairwise
@@ -11,12 +11,14 @@ from deploy.simulation.engine import OnTokens
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_outcome import FleetOutcome, PartitionSample
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
+from deploy.simulation.leased_unit import LeasedUnit
 from deploy.simulation.open_request import OpenRequest, rejected
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.trace_prompts import simulated_prompt
 from deploy.simulation.units import MuxedUnit, SimulatedUnit
 from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
+from pdmux_actor.executor.simulated import made_up_output
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, SamplingParams, TokenEvent
 from pdmux_actor.scheduling.plain_batch import StretchTokens
@@ -84,9 +86,8 @@ class FleetRun:
         self._on_progress = on_progress
         self._on_outcome = on_outcome
         for unit in self._units if run_ahead else ():
-            if isinstance(unit, MuxedUnit):  # others hand requests on
-                names = tuple(placed.info.model for placed in unit.design.models)
-                unit.let_run_ahead(partial(self._quiet_until_s, names), self._on_stretch)
+            if isinstance(unit, MuxedUnit | LeasedUnit):  # others hand requests on
+                unit.let_run_ahead(self._quiet_until_s, self._on_stretch)
 
     @property
     def expected_requests(self) -> int:
@@ -209,7 +210,7 @@ class FleetRun:
     # ---- tokens ----
 
     def _on_tokens(self, events: Sequence[TokenEvent]) -> None:
-        now_s, moves_models = self.agenda.clock.now_s, self._view_updates.moves_models
+        now_s = self.agenda.clock.now_s
         for event in events:
             opened = self._open[event.request_id]
             num_tokens = len(event.tokens)
@@ -221,15 +222,14 @@ class FleetRun:
                     opened.gaps_s.append(now_s - opened.last_s)
                 opened.last_s = now_s
                 opened.output_tokens += num_tokens
-                if moves_models:
-                    opened.tokens += [token.token_id for token in event.tokens]
             if event.finish is not None:
                 self._let_go(opened, event.finish, now_s)
 
-    def _quiet_until_s(self, models: Sequence[str]) -> float:
+    def _quiet_until_s(self, models: Collection[str]) -> float:
         """Returns until when a unit of these models is told nothing but by its own launches, and nobody asks what it
         has produced: gateways count that by model. Requests that wait there may go to any of their units when another
-        one has room.
+        one has room. One that another unit gives back comes with a view, or as its own arrival does, or when that unit
+        has waited long enough for it: never with a launch that ends.
         """
         if any(gateway.holds_any(models) for gateway in self._gateways):
             return float("-inf")
@@ -266,7 +266,9 @@ class FleetRun:
         now_s = self.agenda.clock.now_s
         since_s = opened.homeless_since_s if opened.homeless_since_s is not None else now_s
         choice = opened.stay.go_on(now_s, avoid={opened.unit_id})
-        rest = replace(opened.request, output_token_ids=tuple(opened.tokens))
+        vocab_size = self._models[opened.request.model].vocab_size
+        told = made_up_output(opened.request.prompt_token_ids[0], opened.output_tokens, vocab_size)
+        rest = replace(opened.request, output_token_ids=told)
         if choice is not None and self._of_id[choice.unit_id].submit(rest):
             opened.unit_id, opened.homeless_since_s = choice.unit_id, None
         elif now_s - since_s >= self._limits.hold_s:

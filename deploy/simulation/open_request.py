@@ -10,13 +10,12 @@ from traces.record import TraceRecord
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """Admitted, and not ended. `tokens` are kept where it may have to go on at another unit."""
+    """Admitted, and not ended."""
 
     request: GenerateRequest
     arrival_s: float
     stay: Stay
     unit_id: str
-    tokens: list[int] = field(default_factory=list)
     first_s: float | None = None
     last_s: float = 0.0
     output_tokens: int = 0

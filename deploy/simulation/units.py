@@ -1,7 +1,8 @@
 """Defines what the router of a simulated fleet sees as units. Those of several engines are in fleet_modes/."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from deploy.simulation.engine import EngineDesign, OnStretch, OnTokens, SimulatedEngine
@@ -10,6 +11,9 @@ from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import longest_sequence_tokens
 from pdmux_actor.scheduling.plain_batch import StretchTokens
+
+QuietUntil = Callable[[Collection[str]], float]
+"""Returns until when nothing comes to a unit of these models, and nobody asks what it has produced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +50,15 @@ class MuxedUnit:
         self._on_tokens = on_tokens
         self._engine = SimulatedEngine(design, agenda, self._pass_on)
 
-    def let_run_ahead(self, until_s: Callable[[], float], on_stretch: OnStretch) -> None:
+    def let_run_ahead(self, quiet_until_s: QuietUntil, on_stretch: OnStretch) -> None:
         """Does what `SimulatedEngine.let_run_ahead` does."""
+        models = tuple(placed.info.model for placed in self.design.models)
 
         def pass_on(tokens: StretchTokens) -> None:
             self.is_stale = True
             on_stretch(tokens)
 
-        self._engine.let_run_ahead(until_s, pass_on)
+        self._engine.let_run_ahead(partial(quiet_until_s, models), pass_on)
 
     def submit(self, request: GenerateRequest) -> bool:
         self.is_stale = True

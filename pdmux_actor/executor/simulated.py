@@ -333,8 +333,7 @@ def made_up_tokens(
     sequences: Sequence[TokenSequence], steps: int, vocab_size: int
 ) -> tuple[tuple[SampledToken, ...], ...]:
     """Each depends on the prompt's first token and the output position only: the same whatever the policy."""
-    printable = min(vocab_size, len(MADE_UP_TOKENS))
-    first, choices = min(33, printable - 1), max(1, printable - 33)
+    first, choices = _printable(vocab_size)
     starts = [31 * s.token_ids[0] + 17 * (len(s.token_ids) - s.num_prompt_tokens) for s in sequences]
     if steps == 1:
         return tuple([MADE_UP_TOKENS[start % choices + first] for start in starts])
@@ -343,10 +342,21 @@ def made_up_tokens(
     )
 
 
+def made_up_output(first_prompt_token: int, count: int, vocab_size: int) -> tuple[int, ...]:
+    """Returns the first tokens of the output of such a prompt."""
+    first, choices = _printable(vocab_size)
+    start = 31 * first_prompt_token
+    return tuple([MADE_UP_TOKENS[(start + 17 * place) % choices + first][0].token_id for place in range(count)])
+
+
+def _printable(vocab_size: int) -> tuple[int, int]:
+    """Returns the first token that may be made up, and how many may."""
+    printable = min(vocab_size, len(MADE_UP_TOKENS))
+    return min(33, printable - 1), max(1, printable - 33)
+
+
 def _made_up_prompts(launch: ComputeLaunch, spec: ModelSpec) -> dict[int, tuple[PromptLogprob, ...]]:
-    """Of chunks that ask, when they are through all layers: each token was the most probable, as `_with_logprobs` has
-    it.
-    """
+    """Of chunks that ask, when they are through all layers: each token was the most probable one."""
     if isinstance(launch, DecodeStep) or (isinstance(launch, PrefillSlice) and launch.last_layer < spec.num_layers):
         return {}
     asking = [(place, chunk) for place, chunk in enumerate(launch.chunks) if chunk.sequence.lacks_prompt_logprobs]
@@ -380,9 +390,7 @@ def _following(tokens: tuple[SampledToken, ...], sequence: TokenSequence) -> tup
 def _with_logprobs(
     tokens: tuple[SampledToken, ...], sequence: TokenSequence, vocab_size: int
 ) -> tuple[SampledToken, ...]:
-    """As a sampler reports them for a sequence that asked: the i-th most probable token has probability 2^-(i+1), the
-    chosen one comes first, and the tokens after it in the vocabulary follow.
-    """
+    """Where asked for: probability 2^-(i+1) for the chosen token and those after it in the vocabulary, in order."""
     wanted = sequence.request.sampling.logprobs
     if wanted is None:
         return tokens
