@@ -1,5 +1,6 @@
 """Turns the bytes of a request body into a validated request."""
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -30,14 +31,20 @@ def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
         else:
             document, prompt = parameters_and_prompt(body, schema)
     except (ValueError, RecursionError) as error:
-        message = f"We could not parse the JSON body of your request: {error}."
-        raise InvalidRequest(message, code="invalid_json") from error
+        raise no_json(body, error) from error
     if not isinstance(document, dict):
         raise InvalidRequest("The JSON body of the request must be an object.", code="invalid_type")
     try:
         return schema.model_validate(document).model_copy(update=prompt)
     except ValidationError as error:
         raise invalid(document, error.errors(include_url=False, include_context=False), schema.model_fields) from error
+
+
+def no_json(body: bytes, error: Exception) -> InvalidRequest:
+    """Says what keeps a body from being read, which `error` knows where it is not its encoding."""
+    is_wide = body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    why = "it is UTF-16, as PowerShell's > writes files; send UTF-8" if is_wide else error
+    return InvalidRequest(f"We could not parse the JSON body of your request: {why}.", code="invalid_json")
 
 
 def invalid(document: dict[str, Any], details: Sequence[ErrorDetails], known: Iterable[str]) -> InvalidRequest:

@@ -8,7 +8,7 @@ import msgspec
 from pydantic import ValidationError
 
 from router.errors import InvalidRequest, UnsupportedParameter
-from router.openai.body import invalid
+from router.openai.body import invalid, no_json
 from router.openai.chat import MAX_MESSAGES, AssistantToolCall, CalledFunction, ChatCompletionRequest, ChatMessage, Role
 from router.openai.nearest_name import did_you_mean
 
@@ -29,8 +29,7 @@ def decoded(body: bytes, kind: type[BodyT]) -> BodyT:
     except msgspec.ValidationError as error:
         raise _refusal(str(error), kind) from error
     except (ValueError, RecursionError) as error:
-        message_ = f"We could not parse the JSON body of your request: {error}."
-        raise InvalidRequest(message_, code="invalid_json") from error
+        raise no_json(body, error) from error
 
 
 def chat_request(parameters: dict[str, Any], messages: Sequence[ChatMessage]) -> ChatCompletionRequest:

@@ -1,5 +1,6 @@
 """What HTTP clients put around a request: base URLs, encodings, byte order marks."""
 
+import codecs
 import gzip
 import json
 
@@ -33,6 +34,14 @@ async def test_body__begins_with_a_byte_order_mark__is_read(http, path) -> None:
     body = {"model": MODEL, "input" if path == "/v1/responses" else "prompt": "hi"}
     reply = await http.post(path, content=b"\xef\xbb\xbf" + json.dumps(body).encode())
     assert reply.is_success, reply.text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+async def test_body__is_utf_16__is_told_so(http, path) -> None:
+    body = codecs.BOM_UTF16_LE + json.dumps(COMPLETION).encode("utf-16-le")
+    reply = await http.post(path, content=body)
+    assert reply.status_code == 400
+    assert "it is UTF-16" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
