@@ -22,9 +22,12 @@ RECOVER_S = 180.0
 RUNNING_S = 60.0
 
 
-def _heed_ctrl_c() -> None:
-    """A shell that runs the tests in the background has its children ignore SIGINT, and theirs inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _heed_signals() -> None:
+    """A shell that runs the tests in the background has its children ignore SIGINT, and nohup SIGHUP: theirs inherit
+    that.
+    """
+    for signal_ in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signal_, signal.SIG_DFL)
 
 
 def _running_by_any_gateway(exposition: str) -> float | None:
@@ -62,7 +65,7 @@ class FleetProcess:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=_heed_ctrl_c,
+            preexec_fn=_heed_signals,
         )
         self.lines: list[str] = []
         self._new_lines: queue.Queue[str | None] = queue.Queue()

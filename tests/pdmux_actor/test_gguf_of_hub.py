@@ -111,4 +111,4 @@ def test_gguf_of_hub__is_not_there_or_is_one_of_several__is_told_with_what_there
     for told in (none, no_file):
         assert "there is no such file" in told
         assert "tiny-Q8_0.gguf" in told
-    assert "check the id, the revision, the network and HF_TOKEN" in no_repository
+    assert f"check the id, the revision, the network to {hub.url} and HF_TOKEN" in no_repository
