@@ -3,7 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-HAPROXY: Mapping[str, str] = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+# Serve's replicas then call each other by gRPC, which goes through `http_proxy` where that is set, to loopback, too;
+# an empty `grpc_proxy` comes before it and means none.
+HAPROXY: Mapping[str, str] = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "grpc_proxy": "",
+}
 """The same on the head, on workers and where an application is built."""
 
 # On Linux, too, the node's address is then 127.0.0.1, and Ray listens nowhere else.

@@ -1,5 +1,11 @@
 """Two fleets of one machine share no port."""
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
 import pytest
 from ray.serve._private import constants
 
@@ -18,3 +24,19 @@ def test_environment__behind_haproxy__every_fixed_port_of_serve_is_one_that_was_
 
     assert found[variable] in {"50001", "50002", "50003"}
     assert hasattr(constants, variable), "Serve has another name for it"
+
+
+def test_environment__machine_has_an_http_proxy__serves_own_calls_do_not_go_through_it() -> None:
+    """Nothing listens where the proxy shall be; on loopback, as a fleet of one machine."""
+    found = ray_environment(proxy="haproxy", auth_token="t", free_ports=(1, 2, 3), haproxy=None, is_verbose=False)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    code = f"import grpc; grpc.channel_ready_future(grpc.insecure_channel('127.0.0.1:{port}')).result(timeout=20)"
+    proxied = {**os.environ, "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    try:
+        reached = subprocess.run([sys.executable, "-c", code], env={**proxied, **found}, check=False)
+    finally:
+        server.stop(None)
+
+    assert reached.returncode == 0
