@@ -10,6 +10,7 @@ by which a client has to send its headers, and leaves them less room than the ga
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from router.limits import GatewayLimits
 PROGRAM = "muxfleet-haproxy"
 HEADER_DEADLINE_S = 10
 _VERSION_TIMEOUT_S = 10.0
+_OWN_FILES = 2048  # listeners, checks, threads and their pipes: it was seen to ask for 960
 
 
 def program_path() -> Path | None:
@@ -66,6 +68,8 @@ def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
             written = Path(arguments[i + 1])
             local = written.with_name(f"{written.name}.local")
             settings = header_room_settings(header_deadline_settings(loopback_settings(written.read_text())))
+            _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+            settings = connections_settings(settings, most_files)
             local.write_text(with_error_answers(settings, written.parent))
             changed[i + 1] = str(local)
     return changed
@@ -102,6 +106,15 @@ def header_room_settings(text: str) -> str:
         text,
         flags=re.MULTILINE,
     )
+
+
+def connections_settings(text: str, most_files: int) -> str:
+    """Leaves how many connections there may be at once to HAProxy where no more than `most_files` files may be open: it
+    does not start if it is told more than these admit, of two for each, and what it needs itself.
+    """
+    found = re.search(r"^global\b[^\n]*\n(?:[ \t]+[^\n]*\n)*?([ \t]+maxconn (\d+)\n)", text, re.MULTILINE)
+    is_enough = most_files == resource.RLIM_INFINITY or found is None or most_files > 2 * int(found[2]) + _OWN_FILES
+    return text if found is None or is_enough else text[: found.start(1)] + text[found.end(1) :]
 
 
 def _haproxy() -> str:

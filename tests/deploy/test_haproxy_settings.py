@@ -10,6 +10,7 @@ from deploy.local import haproxy
 from deploy.local.haproxy import (
     HEADER_DEADLINE_S,
     _haproxy,
+    connections_settings,
     header_deadline_settings,
     header_room_settings,
     loopback_settings,
@@ -197,6 +198,13 @@ async def test_haproxy__headers_longer_than_the_gateway_takes__come_to_the_gatew
 
     assert answer.status_code == 431
     assert b"n" * 40_000 in await came
+
+
+def test_settings__few_files_may_be_open__haproxy_finds_how_many_connections_these_admit() -> None:
+    text = "global\n    nbthread 2\n    maxconn 4096\n    stats timeout 30s\ndefaults\n    maxconn 7\n"
+
+    assert connections_settings(text, 1 << 20) == text
+    assert connections_settings(text, 4096) == text.replace("    maxconn 4096\n", "")
 
 
 def test_settings__more_room_than_the_gateway_needs__is_left() -> None:
