@@ -129,7 +129,7 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     read = decoded(body, ResponsesBody)
     items = [] if isinstance(read.input, str) else read.input
     if not read.input or len(items) > MAX_MESSAGES:
-        message = f"'input' must be text, or a list of 1 to {MAX_MESSAGES} items."
+        message = f"'input' must be text that is not empty, or a list of 1 to {MAX_MESSAGES} items."
         raise InvalidRequest(message, param="input")
     parts = sum(len(one) for i in items for one in (i.content, i.output, i.summary) if isinstance(one, list))
     if parts > MAX_CONTENT_PARTS:
