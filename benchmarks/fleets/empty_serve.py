@@ -7,11 +7,11 @@
 import math
 import os
 import secrets
-import socket
 import tempfile
 import time
 from typing import Any
 
+from deploy.local.free_ports import free_ports
 from deploy.local.haproxy import program_path
 from deploy.local.ray_environment import ray_environment
 
@@ -19,16 +19,11 @@ _SPARE_CPUS = 64
 
 
 def main(port: int, proxy: str, replicas: int) -> None:
-    with socket.socket() as one, socket.socket() as other, socket.socket() as third:
-        sockets = (one, other, third)
-        for each in sockets:
-            each.bind(("", 0))
-        ports = [each.getsockname()[1] for each in sockets]
     os.environ.update(
         ray_environment(
             proxy=proxy,
             auth_token=secrets.token_hex(16),
-            free_ports=ports,
+            free_ports=free_ports(3),
             haproxy=program_path(),
             is_verbose=False,
         )

@@ -3,11 +3,10 @@
 import importlib
 import os
 import secrets
-import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.console import Console
 from deploy.commands.start_screen import StartScreen
 from deploy.environment import export_environment, ray_address, ray_auth_token, running_fleets_folder
 from deploy.fleet_file.settings import FleetFile
+from deploy.local.free_ports import free_ports
 from deploy.local.haproxy import program_path, usable_proxy
 from deploy.local.ray_environment import ray_environment
 from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot, this_machine
@@ -55,7 +55,7 @@ def fleet_on_screen(
             ray_environment(
                 proxy=proxy,
                 auth_token=secrets.token_hex(16),
-                free_ports=_free_ports(3),
+                free_ports=free_ports(3),
                 haproxy=program_path(),
                 is_verbose=is_verbose,
             )
@@ -130,14 +130,6 @@ def _last_words(console: Console, line: str) -> None:
 def curl_line(url: str, model: str) -> str:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
     return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _visible_gpus() -> int:

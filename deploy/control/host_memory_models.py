@@ -18,10 +18,8 @@ def sleepers_of(
     left_bytes = report.host_memory_bytes
     kept: list[ModelAssignment] = []
     left = [s for s in report.models if s.model not in placed and s.phase is not ModelPhase.FAILED]
-    has = [s for s in left if catalog.places(s.model)]
-    for status in sorted(has, key=lambda s: (-last_used_s(s.model), s.model)):
-        model = catalog.get(status.model)
-        assert model is not None
+    has = [(s, model) for s in left if (model := catalog.get(s.model)) is not None and model.base is None]
+    for status, model in sorted(has, key=lambda pair: (-last_used_s(pair[1].id), pair[1].id)):
         if status.asleep is not None:
             needed_bytes = status.asleep.host_bytes
         elif model.spec is not None:

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from deploy.simulation.engine import EngineDesign, OnStretch, OnTokens, SimulatedEngine
 from deploy.simulation.event_queue import EventQueue
-from deploy.simulation.units import QuietUntil, UnitIdentity, heartbeat
+from deploy.simulation.units import QuietUntil, UnitIdentity, heartbeat, pass_stretch_on
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.events import AttachModel, RemoveModel, SetPolicy, SetQuotas
-from pdmux_actor.scheduling.plain_batch import StretchTokens
 
 DRAIN_TIMEOUT_S = 30.0
 _POLL_S = 0.01
@@ -78,12 +78,9 @@ class LeasedUnit:
         """Does what `SimulatedEngine.let_run_ahead` does. Requests come for models that it holds only; what changes
         those is an action on the agenda, and not one of a unit's own.
         """
-
-        def pass_on(tokens: StretchTokens) -> None:
-            self.is_stale = True
-            on_stretch(tokens)
-
-        self._engine.let_run_ahead(lambda: quiet_until_s(self._held.keys()), pass_on)
+        self._engine.let_run_ahead(
+            partial(quiet_until_s, self._held.keys()), partial(pass_stretch_on, self, on_stretch)
+        )
 
     def die(self) -> int:
         """Loses all that it holds, as its node is gone; returns how many requests go on elsewhere for it."""

@@ -53,12 +53,7 @@ class MuxedUnit:
     def let_run_ahead(self, quiet_until_s: QuietUntil, on_stretch: OnStretch) -> None:
         """Does what `SimulatedEngine.let_run_ahead` does."""
         models = tuple(placed.info.model for placed in self.design.models)
-
-        def pass_on(tokens: StretchTokens) -> None:
-            self.is_stale = True
-            on_stretch(tokens)
-
-        self._engine.let_run_ahead(partial(quiet_until_s, models), pass_on)
+        self._engine.let_run_ahead(partial(quiet_until_s, models), partial(pass_stretch_on, self, on_stretch))
 
     def submit(self, request: GenerateRequest) -> bool:
         self.is_stale = True
@@ -71,6 +66,12 @@ class MuxedUnit:
     def _pass_on(self, events: Sequence[TokenEvent]) -> None:
         self.is_stale = True
         self._on_tokens(events)
+
+
+def pass_stretch_on(unit: SimulatedUnit, on_stretch: OnStretch, tokens: StretchTokens) -> None:
+    """Passes on what a unit that ran ahead has brought."""
+    unit.is_stale = True
+    on_stretch(tokens)
 
 
 def heartbeat(

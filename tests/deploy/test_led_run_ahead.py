@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from steps_ahead import launches_ahead
 
 from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
@@ -14,7 +15,6 @@ from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.leased_unit import LeasedUnit
 from deploy.simulation.streams import demand_stream
-from pdmux_actor.scheduling.scheduler import Scheduler
 from placement.solvers.registry import SOLVERS
 from placement.solvers.search import SearchSolver
 from router.limits import GatewayLimits
@@ -135,15 +135,7 @@ def run(case: Case, *, run_ahead: bool):
 
 @pytest.mark.parametrize("case", CASES)
 def test_run_ahead__models_move__same_decisions_tokens_and_moves_to_the_byte(case, monkeypatch):
-    taken = []
-    run_on = Scheduler.run_on
-
-    def counted(self, world, until_s):
-        ahead = run_on(self, world, until_s)
-        taken.append(0 if ahead is None else ahead.num_launches)
-        return ahead
-
-    monkeypatch.setattr(Scheduler, "run_on", counted)
+    taken = launches_ahead(monkeypatch)
     outcomes, logs, loads, counts, ended = run(CASES[case], run_ahead=True)
     num_ahead = sum(taken)
     stepwise_outcomes, stepwise_logs, stepwise_loads, stepwise_counts, stepwise = run(CASES[case], run_ahead=False)

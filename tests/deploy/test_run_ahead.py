@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from steps_ahead import launches_ahead
 
 from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
@@ -116,32 +117,14 @@ STRETCH, BATCH = (
 
 @pytest.mark.parametrize(("case", "policy"), [*STRETCH, *BATCH])
 def test_run_ahead__policy_that_allows_it__many_steps_need_no_wake(case, policy, monkeypatch):
-    taken = []
-    run_on = Scheduler.run_on
-
-    def counted(self, world, until_s):
-        ahead = run_on(self, world, until_s)
-        taken.append(0 if ahead is None else ahead.num_launches)
-        return ahead
-
-    monkeypatch.setattr(Scheduler, "run_on", counted)
+    taken = launches_ahead(monkeypatch)
     steps = run(case, policy, run_ahead=True).steps
 
     assert sum(taken) > 0.4 * steps
 
 
 def test_run_ahead__prompts_wait_behind_one__steps_beside_it_need_no_wake(monkeypatch):
-    taken = []
-    run_on = Scheduler.run_on
-
-    def counted(self, world, until_s):
-        waits = any(queue.waiting for queue in self._queues.values())
-        ahead = run_on(self, world, until_s)
-        if waits and ahead is not None:
-            taken.append(ahead.num_launches)
-        return ahead
-
-    monkeypatch.setattr(Scheduler, "run_on", counted)
+    taken = launches_ahead(monkeypatch, only_while_prompts_wait=True)
     steps = run("prompts that wait in their unit", "mux", run_ahead=True).steps
 
     assert sum(taken) > 0.1 * steps

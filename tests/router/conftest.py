@@ -1,11 +1,12 @@
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import fastapi.routing
+import httpx
 import openai
 import pytest
 from batch_rig import Replica, settings
@@ -83,6 +84,15 @@ async def serve(tokenizer_folder: Path):
             return served
 
         yield start
+
+
+@pytest.fixture
+async def http(serve) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway with one unit."""
+    served = await serve(FakeUnit())
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+        client.served = served
+        yield client
 
 
 @pytest.fixture

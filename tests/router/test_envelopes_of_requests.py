@@ -4,20 +4,10 @@ import codecs
 import gzip
 import json
 
-import httpx
 import pytest
-from fake_unit import FakeUnit
 
 MODEL = "demo/bytes"
 COMPLETION = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
-
-
-@pytest.fixture
-async def http(serve):
-    served = await serve(FakeUnit())
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
-        client.served = served
-        yield client
 
 
 async def test_content_encoding__any__415_as_no_body_is_unpacked(http) -> None:

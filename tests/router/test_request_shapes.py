@@ -14,14 +14,6 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_to
 COMPLETION = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
 
 
-@pytest.fixture
-async def http(serve):
-    served = await serve(FakeUnit())
-    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
-        client.served = served
-        yield client
-
-
 def assert_error(reply: httpx.Response, status: int, code: str, param: str) -> dict:
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (status, code, param), error
