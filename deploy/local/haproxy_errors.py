@@ -1,5 +1,6 @@
 """Has HAProxy answer, where no gateway does, in the shape of the API's errors. Serve would have it say
-`Internal Server Error` as text for all of it, and HAProxy a page of HTML where a client sends no headers in time.
+`Internal Server Error` as text for all of it. What it cannot read as a request, or not in time, it answers with a page
+of HTML (400, 408) before it looks at any setting.
 """
 
 import json
