@@ -64,8 +64,8 @@ ONCE_MORE = $(if $(CI),|| { echo "Once more by itself: what failed"; $(1) --last
 
 # Three processes: one starts fleets and mostly waits, the others compute (tests/fleets_beside_files.py). Who narrows the
 # tests gets one, in which --pdb and -s work; ARGS="-n 2 ..." spreads those too. torch's threads sleep while
-# they wait: another process needs the core.
-SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+# they wait: another process needs the core. A failure is told when it happens: a run that is cut off has told it, too.
+SPREAD := -n 3 --dist loadfile --no-loadscope-reorder --instafail
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 
 test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway" narrows them, to one of all

@@ -2,12 +2,12 @@
 
     python benchmarks/gpu/fleet.py [--json FILE] [--quick] [--rate 8 ...] [--policy mux] [--device cuda|cpu]
 
-Random weights of --model shapes are written to --folder first, which should be memory (16 GB for an 8B model). Lengths
-are ShareGPT's, arrivals Poisson; the first model is asked four times as often as the second. Targets: 0.5 s to the
-first token, 50 ms between tokens; a request is in time if its first token and every gap is. Needs what muxfleet needs,
-Ray among it; `--device cpu` tries the script without a GPU. At --limit-s (540) the fleet is ended wherever it is:
-nothing that it started keeps the GPU. All that fleet and engines say, with the stacks of an engine that stands, lies
-beside FILE as FILE.fleet.txt.
+Random weights of --model shapes are written to --folder first, which should be memory (16 GB for an 8B model); they are
+removed in the end, but where the folder was there before or --keep is said. Lengths are ShareGPT's, arrivals Poisson;
+the first model is asked four times as often as the second. Targets: 0.5 s to the first token, 50 ms between tokens; a
+request is in time if its first token and every gap is. Needs what muxfleet needs, Ray among it; `--device cpu` tries
+the script without a GPU. At --limit-s (540) the fleet is ended wherever it is: nothing that it started keeps the GPU.
+All that fleet and engines say, with the stacks of an engine that stands, lies beside FILE as FILE.fleet.txt.
 """
 
 import argparse
@@ -56,6 +56,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rate", action="append", type=float, help="requests per second (default: 8, 16, 32)")
     parser.add_argument("--policy", default="mux")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/muxfleet-gpu-fleet"), help="of the checkpoints")
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoints there, for another run")
     parser.add_argument("--kv-memory", help="of the pool (default: what the models leave)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--port", type=int, default=20491)
@@ -144,11 +145,15 @@ def main() -> None:
     if options.device == "cuda":
         facts = {**facts, "gpu": torch.cuda.get_device_name()}
     kept.note(facts)
+    was_there = options.folder.exists()
     try:
         run(options, kept)
     except TimeIsOver as over:
         kept.failures["fleet"] = str(over)
         kept.note({"failures": kept.failures})
+    finally:
+        if not (options.keep or was_there):
+            shutil.rmtree(options.folder, ignore_errors=True)
     if kept.failures:
         sys.exit("\n".join(f"{name}: {why}" for name, why in kept.failures.items()))
 
