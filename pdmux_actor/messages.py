@@ -113,8 +113,9 @@ class Slo:
 class GenerateRequest:
     """`output_token_ids` are tokens that another unit already produced for this request (it died): the engine
     recomputes their KV and goes on after them; they count towards `max_tokens` and are not reported again. Without
-    `skip_special_tokens` special tokens are part of the text, but for the one that ends it. Cached prefixes are shared
-    by requests of the same `cache_salt` only. One that `gives_way` has what others leave, and its KV is taken when they
+    `skip_special_tokens` special tokens are part of the text, but for the one that ends it. What ends the text, a stop
+    string or a token, is part of it with `shows_stop`. Cached prefixes are shared by requests of the same `cache_salt`
+    only. One that `gives_way` has what others leave, and its KV is taken when they
     need it. One that `embeds` is told its prompt's embedding beside its first token; it asks for one token, and has no
     `output_token_ids`. `traceparent` (W3C Trace Context) is that of the span that asks, where it is traced.
     One that `hands_over` asks for one token, since another unit goes on: text that may still change is held back when
@@ -129,6 +130,7 @@ class GenerateRequest:
     output_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    shows_stop: bool = False
     cache_salt: str = ""
     gives_way: bool = False
     embeds: bool = False

@@ -37,6 +37,7 @@ class Generation:
     stop: tuple[str, ...]
     slo: Slo
     skip_special_tokens: bool = True
+    shows_stop: bool = False
     cache_salt: str = ""
     gives_way: bool = False
     embeds: bool = False
@@ -100,9 +101,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Holds what became final since the previous Output of its `choice`. `num_tokens` are the tokens that it now
     reflects, of them `reasoning_tokens` in the reasoning. `cached_tokens` of the prompt had their KV already; told
     once, as the `prompt` is where its log-probabilities were asked for, and the `embedding`, float32, of a
-    generation that `embeds`. `stop` is the string that ended it, where one did. `unshown_tokens` came without a text:
-    special ones, and those that a later token makes a character of. They keep the pace, so whoever measures it counts
-    them; only the former are final. `is_reasoning`: those without a text belong to the reasoning.
+    generation that `embeds`. `stop` is the string that ended it, where one did, or `stop_token_id` the token where it
+    was asked to end there. `unshown_tokens` came without a text: special ones, and those that a later token makes a
+    character of. They keep the pace, so whoever measures it counts them; only the former are final. `is_reasoning`:
+    those without a text belong to the reasoning.
     """
 
     text: str
@@ -120,3 +122,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_reasoning: bool = False
     finish: FinishReason | None = None
     stop: str = ""
+    stop_token_id: int | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """Returns which of the request's stop strings and tokens ended it. None: another end, the model's own too."""
+        return self.stop or self.stop_token_id

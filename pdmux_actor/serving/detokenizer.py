@@ -12,7 +12,9 @@ from pdmux_actor.serving.token_text import TokenBytes, token_text
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """`text` may be shown. With `stop` it ends where that stop string, the first, began, and nothing may follow."""
+    """`text` may be shown. With `stop` nothing may follow: it ends where that stop string, the first, began, or where
+    it ended if it is shown.
+    """
 
     text: str
     stop: str = ""
@@ -21,8 +23,9 @@ class Released:
 class StopStrings:
     """Holds back whole pieces while a stop string may be forming in them."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, shows_stop: bool = False) -> None:
         self._stop = tuple(s for s in stop if s)
+        self._shows_stop = shows_stop
         self._pieces: list[str] = []
 
     @property
@@ -38,7 +41,7 @@ class StopStrings:
         if starts:
             self._pieces.clear()
             start, stop = min(starts, key=lambda found: found[0])
-            return Released(held[:start], stop)
+            return Released(held[: start + len(stop)] if self._shows_stop else held[:start], stop)
         free_chars = len(held) - max(_overlap(held, s) for s in self._stop)
         return Released(self._release(free_chars))
 
@@ -123,15 +126,18 @@ class Detokenizer:
         prompt_token_ids: Sequence[int] = (),
         prior_token_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
+        shows_stop: bool = False,
     ) -> None:
         """`prior_token_ids` were produced elsewhere: their text is out, except that of an incomplete character.
 
-        Stop strings are looked for in what comes after the first `min_tokens` tokens.
+        Stop strings are looked for in what comes after the first `min_tokens` tokens. With `shows_stop` the one that
+        ends the text, or the text of the token that does, is part of it.
         """
         self._text = token_text(vocabulary.tokenizer, vocabulary.token_bytes, prompt_token_ids)
         self._token_bytes = vocabulary.token_bytes
         self._skips_special = skip_special_tokens
-        self._stop = StopStrings(stop)
+        self._shows_stop = shows_stop
+        self._stop = StopStrings(stop, shows_stop=shows_stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._open_tokens = 0  # tokens whose last character is incomplete
@@ -147,13 +153,13 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int], *, ends: bool = False) -> Piece:
         """Reads tokens until a stop string is complete; nothing may follow a piece that `stopped`. `ends`: the last of
-        them ended the sequence, and is no text.
+        them ended the sequence, and is no text unless that is shown.
         """
         texts: list[str] = []
         for count, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1
             self._open_tokens += 1
-            is_end = ends and count == len(token_ids)
+            is_end = ends and count == len(token_ids) and not self._shows_stop
             piece = self._piece(token_id, is_end=is_end)
             if piece is None:
                 continue

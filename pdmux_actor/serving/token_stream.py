@@ -57,6 +57,7 @@ class TokenStream:
             prompt_token_ids=request.prompt_token_ids,
             prior_token_ids=request.output_token_ids,
             skip_special_tokens=request.skip_special_tokens,
+            shows_stop=request.shows_stop,
         )
         self._credit = credit
         self._send = send

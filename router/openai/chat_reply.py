@@ -73,7 +73,8 @@ class ChatReply:
             events += self._encoder.choice(self._chunk(index, delta, None), usage)
         if output.finish is not None:
             finish = self._finish(output.finish, self._num_calls[index])
-            events += self._encoder.choice(self._chunk(index, {}, finish), usage)
+            end = {**self._chunk(index, {}, finish), "stop_reason": output.stop_reason}
+            events += self._encoder.choice(end, usage)
         return events
 
     def _is_plain(self, output: Output) -> bool:
@@ -103,6 +104,7 @@ class ChatReply:
                     "message": self._message(choice),
                     "logprobs": chat_logprobs(choice.logprobs) if self._with_logprobs else None,
                     "finish_reason": self._finish(choice.finish, len(choice.tool_calls)),
+                    "stop_reason": choice.stop_reason,
                     **self._token_ids(choice),
                 }
             )

@@ -50,6 +50,7 @@ class CompletionReply:
             logprobs = self._with_prompt(output.prompt, echo, logprobs)
         finish = None if output.finish is None else finish_name(output.finish)
         choice = {"index": index, "text": echo + text, "logprobs": logprobs, "finish_reason": finish}
+        choice["stop_reason"] = output.stop_reason
         if self._prompt_token_ids is not None:
             choice["token_ids"] = output.token_ids
             if is_first:
@@ -77,6 +78,7 @@ class CompletionReply:
             "text": echo + choice.text,
             "logprobs": logprobs,
             "finish_reason": finish_name(choice.finish),
+            "stop_reason": choice.stop_reason,
         }
         if self._prompt_token_ids is not None:
             body |= {"prompt_token_ids": self._prompt_token_ids[place], "token_ids": choice.token_ids}

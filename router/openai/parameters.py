@@ -94,6 +94,8 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
     response_format: ResponseFormat | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name of it
     return_token_ids: bool | None = None
     cache_salt: CacheSalt | None = None
     extra_key: CacheSalt | None = None
@@ -125,6 +127,10 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     @property
     def skips_special_tokens(self) -> bool:
         return self.skip_special_tokens is not False
+
+    @property
+    def shows_stop(self) -> bool:
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
 
     @property
     def streams(self) -> bool:

@@ -46,8 +46,6 @@ class RefusedPeerParameters(RequestPart):
 
     use_beam_search: OnlyFalse = None
     watermarking: OnlyFalse = None
-    include_stop_str_in_output: OnlyFalse = None
-    no_stop_trim: OnlyFalse = None
     truncate_prompt_tokens: None = None
     allowed_token_ids: Empty | None = None
     logprob_token_ids: None = None

@@ -51,6 +51,7 @@ class Choice:
     num_tokens: int = 0
     finish: FinishReason | None = None
     stop: str = ""
+    stop_reason: str | int | None = None
 
     def add(self, output: Output) -> None:
         self.texts.append(output.text)
@@ -60,7 +61,7 @@ class Choice:
         self.token_ids.extend(output.token_ids)
         self.prompt = self.prompt or output.prompt
         self.num_tokens += output.num_tokens
-        self.finish, self.stop = output.finish, output.stop
+        self.finish, self.stop, self.stop_reason = output.finish, output.stop, output.stop_reason
 
     @property
     def text(self) -> str:

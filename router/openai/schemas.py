@@ -81,6 +81,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
+    stop_reason: int | str | None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
@@ -109,6 +110,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprobSchema] | None] | None = None

@@ -46,10 +46,12 @@ class _Progress:
     ones (held back by the detokenizer) do not: another unit generates them again, and only then are they reported.
     The prompt's log-probabilities come whole, from one unit (`has_prompt`). `cached_tokens` of the prompt wait for the
     first tokens that are final: another unit finds those beside the prompt. `kv_from` is the frame stream of the unit
-    that computed the prompt and has handed over; what others find cached is what they were sent.
+    that computed the prompt and has handed over; what others find cached is what they were sent. `stop_token_ids` are
+    those that the request asked to end at.
     """
 
     choice: int
+    stop_token_ids: tuple[int, ...] = ()
     final: list[int] = field(default_factory=list)
     open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
     has_prompt: bool = False
@@ -76,6 +78,7 @@ class _Progress:
             unshown_tokens=0 if delta.text else len(delta.token_ids),
             finish=delta.finish,
             stop=delta.stop,
+            stop_token_id=self._stop_token_id(delta),
         )
 
     def lose_unit(self, endpoint: str) -> None:
@@ -89,6 +92,12 @@ class _Progress:
         """The unit there has computed the prompt, and is done."""
         self.open.clear()
         self.kv_from = endpoint
+
+    def _stop_token_id(self, delta: Delta) -> int | None:
+        """Returns the last token where it is one that the request asked to end at, and ended it."""
+        if delta.finish is not FinishReason.STOP or delta.stop or not self.final:
+            return None
+        return self.final[-1] if self.final[-1] in self.stop_token_ids else None
 
     def _settle(self, delta: Delta) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Moves what is final now out of `open`."""
@@ -136,7 +145,7 @@ class GenerationRelay:
             UnitsLost: too many units were lost under it.
             RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
         """
-        progress = _Progress(generation.choice)
+        progress = _Progress(generation.choice, generation.sampling.stop_token_ids)
         failed: set[str] = set()
         waiting_since_s = self._clock()
         attempts = deaths = 0
@@ -296,6 +305,7 @@ def _continuation(generation: Generation, progress: _Progress, leg: int, slo: Sl
         output_token_ids=tuple(progress.final),
         stop=generation.stop,
         skip_special_tokens=generation.skip_special_tokens,
+        shows_stop=generation.shows_stop,
         cache_salt=generation.cache_salt,
         gives_way=generation.gives_way,
         embeds=generation.embeds,

@@ -52,7 +52,8 @@ async def without_completion(outputs: AsyncGenerator[Output, None]) -> AsyncGene
     async with aclosing(outputs) as coming:
         async for output in coming:
             finish = None if output.finish is None else FinishReason.LENGTH
-            yield replace(output, text="", num_tokens=0, logprobs=(), token_ids=(), unshown_tokens=0, finish=finish)
+            told = replace(output, text="", num_tokens=0, logprobs=(), token_ids=(), unshown_tokens=0, finish=finish)
+            yield replace(told, stop="", stop_token_id=None)
 
 
 def _merged(output: Output, parts: list[ReplyParts], num_tokens: list[int], max_calls: int | None) -> Output:

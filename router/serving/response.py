@@ -55,6 +55,7 @@ def generations_of(
                     stop=request.stop_strings,
                     reply=prompt.reply,
                     skip_special_tokens=prompt.skip_special_tokens,
+                    shows_stop=request.shows_stop,
                     cache_salt=request.prefix_salt,
                     gives_way=gives_way,
                     prompt_only=request.is_prompt_only,

@@ -129,14 +129,20 @@ def test_detokenizer__while_streaming__never_shows_part_of_a_character(words, se
         assert words.startswith(shown)
 
 
-@given(words=TEXTS, stop=st.lists(TEXTS.filter(bool), min_size=1, max_size=1), seed=st.integers(0, 99))
+@given(
+    words=TEXTS,
+    stop=st.lists(TEXTS.filter(bool), min_size=1, max_size=1),
+    shows_stop=st.booleans(),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=300)
-def test_detokenizer__stop_string__text_is_cut_at_its_first_occurrence(words, stop, seed):
+def test_detokenizer__stop_string__text_is_cut_at_its_first_occurrence(words, stop, shows_stop, seed):
     token_ids = BYTE_LEVEL.tokenizer.encode(words).ids
     full = BYTE_LEVEL.tokenizer.decode(token_ids, skip_special_tokens=True)
-    expected = full[: full.find(stop[0])] if stop[0] in full else full
+    before, found, _ = full.partition(stop[0])
+    expected = before + found if shows_stop else before
 
-    detokenizer = Detokenizer(BYTE_LEVEL, stop=stop)
+    detokenizer = Detokenizer(BYTE_LEVEL, stop=stop, shows_stop=shows_stop)
 
     assert stream_text(detokenizer, chunks_of(token_ids, seed)) == expected
 
@@ -255,3 +261,5 @@ def test_special_tokens__not_to_be_skipped__are_text_but_for_the_one_that_ends(v
     shown = vocabulary.tokenizer.decode([word])
     assert text_of() == shown
     assert text_of(skip_special_tokens=False) == special + shown
+    assert text_of(skip_special_tokens=False, shows_stop=True) == special + shown + special
+    assert text_of(shows_stop=True) == shown
