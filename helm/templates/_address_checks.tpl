@@ -1,6 +1,10 @@
 {{/* Names and addresses that nothing would answer to: image, Ray's version, Redis, hosts. */}}
 {{- define "muxfleet.checkAddresses" -}}
 {{- $values := .Values -}}
+{{- $name := include "muxfleet.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- include "muxfleet.refuse" (dict "key" "fullnameOverride" "value" $values.fullnameOverride "remedy" (printf "the fleet would be called %s, and KubeRay takes only names of lower-case letters, digits and dashes that begin with a letter; write one here" $name)) -}}
+{{- end -}}
 {{- include "muxfleet.checkImage" (dict "path" "image" "image" $values.image) -}}
 {{- range $name, $pool := $values.pools -}}
 {{- with (default dict $pool).image -}}

@@ -35,12 +35,19 @@
 {{- define "muxfleet.checkGroup" -}}
 {{- $call := . -}}
 {{- $at := dict -}}
-{{- range $key := list "resources" "podLabels" "nodeSelector" "volumes" "volumeMounts" -}}
+{{- range $key := list "resources" "podLabels" "nodeSelector" "env" "volumes" "volumeMounts" -}}
 {{- $_ := set $at $key (printf "%s.%s" (ternary $call.ownPath $call.path (hasKey $call.own $key)) $key) -}}
 {{- end -}}
 {{- include "muxfleet.checkResources" (dict "path" $at.resources "resources" .group.resources) -}}
 {{- include "muxfleet.checkPodLabels" (dict "path" $at.podLabels "labels" .group.podLabels) -}}
 {{- include "muxfleet.checkLabelWords" (dict "path" $at.nodeSelector "labels" .group.nodeSelector) -}}
+{{- $seen := dict -}}
+{{- range $i, $variable := .group.env -}}
+{{- if hasKey $seen $variable.name -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "%s[%d].name" $at.env $i) "value" $variable.name "remedy" (printf "also %s[%d].name; remove one of them" $at.env (get $seen $variable.name))) -}}
+{{- end -}}
+{{- $_ := set $seen $variable.name $i -}}
+{{- end -}}
 {{- $volumes := include "muxfleet.chartVolumes" (dict "root" .root "group" .group) | fromJsonArray -}}
 {{- range $i, $volume := .group.volumes -}}
 {{- if has $volume.name $volumes -}}

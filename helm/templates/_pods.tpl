@@ -123,8 +123,20 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* Ray and Serve read most of these when they are imported: head and workers must have the same. */}}
+{{/* The chart's, without the names that the group sets itself, then the group's. Takes root, group, component. */}}
 {{- define "muxfleet.env" -}}
+{{- $own := default list .group.env -}}
+{{- $names := list -}}
+{{- range $own -}}{{- $names = append $names .name -}}{{- end -}}
+{{- $env := list -}}
+{{- range include "muxfleet.chartEnv" . | fromYamlArray -}}
+{{- if not (has .name $names) -}}{{- $env = append $env . -}}{{- end -}}
+{{- end -}}
+{{- toYaml (concat $env $own) -}}
+{{- end -}}
+
+{{/* Ray and Serve read most of these when they are imported: head and workers must have the same. */}}
+{{- define "muxfleet.chartEnv" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
 {{- $cache := ternary $values.modelCache.mountPath "/var/lib/muxfleet" $values.modelCache.enabled -}}
@@ -154,9 +166,6 @@ spec:
 {{- with $values.huggingFace.existingSecret }}
 - name: HF_TOKEN
   valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $values.huggingFace.key }}}}
-{{- end }}
-{{- with .group.env }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -51,6 +52,7 @@ class CustomSchemas:
             return _builtin_problems(document)
         document = self.defaulted(document)
         found = [_text(error) for error in kind.validator.iter_errors(document)]
+        found += _repeated_keys(kind.schema, document, "")
         return sorted(found) or list(_rule_problems(kind.schema, document, old, ""))
 
     def defaulted(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +106,21 @@ def _set_defaults(schema: Mapping[str, Any], value: Any) -> None:
     elif isinstance(value, list):
         for item in value:
             _set_defaults(schema.get("items", {}), item)
+
+
+def _repeated_keys(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[str]:
+    """x-kubernetes-list-type: map. The server refuses a list with two items of the same keys."""
+    if isinstance(value, dict):
+        for name, child in schema.get("properties", {}).items():
+            if name in value:
+                yield from _repeated_keys(child, value[name], f"{path}.{name}".strip("."))
+    elif isinstance(value, list):
+        if schema.get("x-kubernetes-list-type") == "map":
+            keys = schema["x-kubernetes-list-map-keys"]
+            counted = Counter(tuple(str(item.get(key)) for key in keys) for item in value)
+            yield from (f"{path}: Duplicate value: {found}" for found, count in counted.items() if count > 1)
+        for i, item in enumerate(value):
+            yield from _repeated_keys(schema.get("items", {}), item, f"{path}[{i}]")
 
 
 def _rule_problems(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:

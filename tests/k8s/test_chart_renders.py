@@ -323,6 +323,17 @@ def test_names__long_release__stay_within_kuberays_limit(helm: Helm, chart: Path
     assert len(service["metadata"]["name"]) == 47
 
 
+@pytest.mark.parametrize("release", ["7b-models", "team.fleet"])
+def test_names__release_that_kuberay_takes_no_name_from__is_told_what_to_set(
+    helm: Helm, chart: Path, release: str
+) -> None:
+    refused = helm.template(chart, overrides=MINIMAL, release=release)
+
+    assert refused.code != 0
+    assert f'muxfleet: fullnameOverride = "": the fleet would be called {release}-muxfleet' in refused.errors
+    assert ray_service(objects(helm, chart, {"fullnameOverride": "models"}, release=release))
+
+
 def test_routes__service_of_the_gateway__is_the_one_kuberay_keeps_stable(helm4: Helm, chart: Path) -> None:
     route = of_kind(
         objects(helm4, chart, {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}), "HTTPRoute"

@@ -259,6 +259,19 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: monitoring.podMonitor.labels[app.kubernetes.io/name] = "mine": '
         "the chart sets this label and selects by it; ",
     ),
+    "environment with a name twice": (
+        {"workers": {"env": [{"name": "A", "value": "1"}, {"name": "B"}, {"name": "A", "value": "2"}]}},
+        'muxfleet: workers.env[2].name = "A": also workers.env[0].name; remove one of them',
+    ),
+    "environment of one pool with a name twice": (
+        {"pools": {"default": {"env": [{"name": "A"}, {"name": "A"}]}}},
+        'muxfleet: pools.default.env[1].name = "A": also pools.default.env[0].name; remove one of them',
+    ),
+    "name that begins with a digit": (
+        {"fullnameOverride": "7b-models"},
+        'muxfleet: fullnameOverride = "7b-models": the fleet would be called 7b-models, and KubeRay takes only names '
+        "of lower-case letters, digits and dashes that begin with a letter; write one here",
+    ),
 }
 
 # What looks like the rows above and runs.
