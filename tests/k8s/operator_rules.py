@@ -45,7 +45,7 @@ SERVICE_TYPES = {"ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}
 def object_problems(document: Mapping[str, Any]) -> Iterator[str]:
     """Of any object."""
     name = document["metadata"]["name"]
-    if len(name) > (63 if document["kind"] in {"Service", "ConfigMap", "PodDisruptionBudget"} else 253):
+    if len(name) > (63 if document["kind"] == "Service" else 253):
         yield f"metadata.name: too long: {name}"
     for key, value in (document["metadata"].get("labels") or {}).items():
         if len(value) > 63 or not LABEL_VALUE.fullmatch(value):

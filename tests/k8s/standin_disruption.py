@@ -1,8 +1,8 @@
 """Evictions as the API server and the disruption controller decide on them.
 
 The rules are those of eviction.go and disruption.go of Kubernetes: a pod that is not ready goes only while the budget
-of its neighbours is whole (IfHealthyBudget); a budget in percent or by maxUnavailable needs the scale of the pods'
-controller, and RayClusters have none.
+of its neighbours is whole (IfHealthyBudget), or always (AlwaysAllow); a budget in percent or by maxUnavailable needs
+the scale of the pods' controller, and RayClusters have none.
 """
 
 from typing import Any
@@ -22,7 +22,8 @@ def evict(store: ObjectStore, namespace: str, name: str) -> None:
         pods = [p for p in _listed(store, "v1", "pods", namespace) if _selects(budget, p)]
         healthy = sum(is_ready(p) for p in pods)
         allowed, desired = disruptions_allowed(budget["spec"], pods)
-        if not (allowed > 0 or (not is_ready(pod) and healthy >= desired)):
+        is_always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
+        if not (allowed > 0 or (not is_ready(pod) and (is_always or healthy >= desired))):
             name = budget["metadata"]["name"]
             told = f"The disruption budget {name} needs {desired} healthy pods and has {healthy} currently"
             raise Refused(

@@ -299,7 +299,16 @@ def test_budget__of_a_pool__keeps_all_pods_but_those_that_a_drain_may_take(
     specs = [budget["spec"] for budget in of_kind(documents, "PodDisruptionBudget")]
     assert groups(ray_service(documents))[1]["minReplicas"] == nodes
     assert [spec["minAvailable"] for spec in specs] == ([] if keeps is None else [keeps])
-    assert all(set(spec) == {"minAvailable", "selector"} for spec in specs)
+    assert all(set(spec) == {"minAvailable", "selector", "unhealthyPodEvictionPolicy"} for spec in specs)
+
+
+def test_budget__of_pools_with_long_names__is_one_for_each(helm4: Helm, chart: Path) -> None:
+    names = [f"nvidia-h100-80gb-sxm-zone-{zone}" for zone in "ab"]
+    pools = [{"name": name, "nodes": {"min": 2}, "node_labels": {"pool": name}} for name in names]
+    documents = objects(helm4, chart, {"fleet": {"pools": pools}}, release="a" * 53)
+
+    found = {budget["metadata"]["name"] for budget in of_kind(documents, "PodDisruptionBudget")}
+    assert found == {f"{'a' * 47}-{name}" for name in names}
 
 
 def test_budget__of_the_head__keeps_its_pod(helm4: Helm, chart: Path) -> None:

@@ -114,6 +114,23 @@ def test_drain__second_node_while_the_first_ones_pod_is_not_back__waits(
     assert [p["metadata"]["uid"] for p in cluster.operator.pods("p") if is_ready(p)] == [left["metadata"]["uid"]]
 
 
+def test_drain__node_of_a_broken_pod_while_another_is_broken_too__goes_on(
+    helm4: Helm, chart: Path, custom_schemas: CustomSchemas, tmp_path: Path
+) -> None:
+    """Pods that serve nothing: by Kubernetes' default they would keep their nodes until somebody mends them."""
+    cluster = Cluster(helm4, chart, custom_schemas, tmp_path, {})
+    node, spared = (pod["spec"]["nodeName"] for pod in cluster.operator.pods("p"))
+    (image,) = {pod["spec"]["containers"][0]["image"] for pod in cluster.operator.pods("p")}
+    cluster.operator.broken = frozenset({image})
+    cluster.operator.tick()
+    assert not any(map(is_ready, cluster.operator.pods("p")))
+
+    done = cluster.drain(node, 10)
+
+    assert done.returncode == 0, done.stderr
+    assert spared in {pod["spec"].get("nodeName") for pod in cluster.operator.pods("p")}
+
+
 @pytest.mark.parametrize("form", [{"maxUnavailable": 1}, {"minAvailable": "50%"}], ids=str)
 def test_drain__budget_that_needs_a_scale__hangs(
     helm4: Helm, chart: Path, custom_schemas: CustomSchemas, tmp_path: Path, form: dict[str, Any]
