@@ -13,6 +13,7 @@ from deploy.errors import ApiServerNotNamed, ApiServerRefused
 _TIMEOUT_S = 20.0
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _RAY = "/apis/ray.io/v1"
+_CORE = "/api/v1"
 Document = Mapping[str, Any]
 Operation = Mapping[str, Any]
 """Of a JSON patch (RFC 6902)."""
@@ -53,16 +54,19 @@ class ApiServer:
 
     def ray_cluster(self, name: str) -> Document | None:
         """None: it is gone."""
-        try:
-            return self._asked("GET", self._path(_RAY, "rayclusters", name))
-        except ApiServerRefused as refusal:
-            if refusal.status == httpx.codes.NOT_FOUND:
-                return None
-            raise
+        return self._found(self._path(_RAY, "rayclusters", name))
+
+    def service(self, name: str) -> Document | None:
+        """None: it is not there yet."""
+        return self._found(self._path(_CORE, "services", name))
+
+    def patch_service(self, name: str, patch: Document) -> None:
+        path = self._path(_CORE, "services", name)
+        self._asked("PATCH", path, body=patch, content_type="application/merge-patch+json")
 
     def pods(self, cluster: str) -> Sequence[Document]:
         """Returns the pods of a RayCluster, also those that are ending."""
-        path = self._path("/api/v1", "pods")
+        path = self._path(_CORE, "pods")
         return cast(
             Sequence[Document], self._asked("GET", path, query={"labelSelector": f"ray.io/cluster={cluster}"})["items"]
         )
@@ -82,6 +86,14 @@ class ApiServer:
             if refusal.status != httpx.codes.NOT_FOUND:
                 raise
         return None
+
+    def _found(self, path: str) -> Document | None:
+        try:
+            return self._asked("GET", path)
+        except ApiServerRefused as refusal:
+            if refusal.status == httpx.codes.NOT_FOUND:
+                return None
+            raise
 
     def _path(self, group: str, resource: str, name: str | None = None) -> str:
         return f"{group}/namespaces/{self._namespace}/{resource}" + ("" if name is None else f"/{name}")

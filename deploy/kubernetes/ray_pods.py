@@ -14,6 +14,7 @@ REVISION = "muxfleet.io/revision"
 
 HEAD_GROUP = "headgroup"
 _FIXED = ("rayVersion", "enableInTreeAutoscaling", "gcsFaultToleranceOptions", "authOptions")
+_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,9 @@ def outlives_head(cluster: Document) -> bool:
 def unrollable_changes(service: Document, cluster: Document) -> tuple[str, ...]:
     """Returns the keys that only another Ray cluster can take over."""
     wanted, live = service["spec"]["rayClusterConfig"], cluster["spec"]
-    return tuple(key for key in _FIXED if _without_empty(wanted.get(key)) != _without_empty(live.get(key)))
+    changed = [key for key in _FIXED if _without_empty(wanted.get(key)) != _without_empty(live.get(key))]
+    before, after = (_of_serve(spec["headGroupSpec"]) for spec in (live, wanted))
+    return (*changed, *(key for key, value in after.items() if value != before[key]))
 
 
 def changes_of(service: Document, cluster: Document) -> tuple[Operation, ...]:
@@ -86,6 +89,15 @@ def changes_of(service: Document, cluster: Document) -> tuple[Operation, ...]:
         {"op": "replace", "path": "/spec/workerGroupSpecs", "value": workers},
         {"op": "replace", "path": "/spec/headGroupSpec", "value": wanted["headGroupSpec"]},
     )
+
+
+def _of_serve(head_group: Mapping[str, Any]) -> Mapping[str, object]:
+    """What Serve's controller on the head takes when it starts, and workers must not differ from."""
+    container = head_group["template"]["spec"]["containers"][0]
+    return {
+        "fleet.gateway.port": [p["containerPort"] for p in container.get("ports", ()) if p.get("name") == "serve"],
+        "fleet.gateway.proxy": any(v["name"] == _HAPROXY for v in container.get("env", ())),
+    }
 
 
 def _template(group: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from deploy.kubernetes.ray_pods import (
     pod_of,
     unrollable_changes,
 )
+from deploy.kubernetes.serve_service import change_of, serve_service_name
 
 _POLL_S = 2.0
 _FAILED = frozenset({"DEPLOY_FAILED"})
@@ -125,6 +126,7 @@ class RollingUpdate:
             return f"KubeRay to switch to the cluster {pending}"
         if keys := unrollable_changes(service, cluster):
             raise RolloutRefused(service=self._service, reason=f"{', '.join(keys)} changed")
+        self._change_serve_service(service)
         if changes := changes_of(service, cluster):
             self._api.patch_ray_cluster(name, changes)
             self._went_on(f"{name}: takes new pods by the templates of {self._service}")
@@ -142,6 +144,14 @@ class RollingUpdate:
             return step.what
         self._say_done(cluster, pods)
         return None
+
+    def _change_serve_service(self, service: Document) -> None:
+        name = serve_service_name(self._service)
+        live = self._api.service(name)
+        change = None if live is None else change_of(service, live)
+        if change is not None:
+            self._api.patch_service(name, change.patch)
+            self._went_on(f"{name}: takes {', '.join(change.told)}")
 
     def _went_on(self, told: str) -> None:
         self._say(told)

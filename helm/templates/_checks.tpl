@@ -260,6 +260,17 @@
 {{- if and $incremental (ne .Values.service.type "ClusterIP") -}}
 {{- include "muxfleet.refuse" (dict "key" "service.type" "value" .Values.service.type "remedy" (printf "KubeRay ignores it with the incremental upgrade; use the Gateway %s" $gateway)) -}}
 {{- end -}}
+{{- if and $incremental .Values.service.spec -}}
+{{- include "muxfleet.refuse" (dict "key" "service.spec" "value" .Values.service.spec "remedy" (printf "KubeRay ignores it with the incremental upgrade; use the Gateway %s" $gateway)) -}}
+{{- end -}}
+{{- with .Values.service.spec.type -}}
+{{- include "muxfleet.refuse" (dict "key" "service.spec.type" "value" . "remedy" "write it as service.type") -}}
+{{- end -}}
+{{- range $key := list "selector" "ports" -}}
+{{- with get $.Values.service.spec $key -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "service.spec.%s" $key) "value" . "remedy" "KubeRay sets it; remove it, or make a Service in extraObjects") -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.ingress.enabled .Values.httpRoute.enabled -}}
 {{- include "muxfleet.refuse" (dict "key" "httpRoute.enabled" "value" true "remedy" "ingress.enabled is true too; choose one way in") -}}
 {{- end -}}

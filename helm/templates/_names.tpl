@@ -77,6 +77,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- include "muxfleet.fullname" . -}}-{{- ternary "head" "serve" (eq (include "muxfleet.isIncremental" .) "true") -}}-svc
 {{- end -}}
 
+{{/* What KubeRay makes the gateways' Service of. */}}
+{{- define "muxfleet.serveService" -}}
+{{- $port := (include "muxfleet.fleet" . | fromJson).gateway.port | int64 -}}
+metadata:
+  labels:
+    {{- include "muxfleet.selectorLabels" . | nindent 4 }}
+  {{- with .Values.service.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  type: {{ .Values.service.type }}
+  ports:
+    - {name: serve, port: {{ $port }}, targetPort: {{ $port }}, protocol: TCP}
+  {{- with .Values.service.spec }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
 {{/* The job label that Prometheus gives to the series of this release's gateways. */}}
 {{- define "muxfleet.gatewayJob" -}}
 {{- printf "%s/%s-gateway" .Release.Namespace (include "muxfleet.fullname" .) -}}

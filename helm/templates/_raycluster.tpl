@@ -43,7 +43,7 @@ workerGroupSpecs:
   {{- end }}
 {{- end -}}
 
-{{/* Another one for each change of what pods are made by. */}}
+{{/* Another one for each change of what pods and the gateways' Service are made by: the rolling update brings them there. */}}
 {{- define "muxfleet.revision" -}}
-{{- include "muxfleet.rayCluster" . | sha256sum | trunc 10 -}}
+{{- printf "%s\n%s" (include "muxfleet.rayCluster" .) (include "muxfleet.serveService" .) | sha256sum | trunc 10 -}}
 {{- end -}}

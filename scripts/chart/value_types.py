@@ -30,6 +30,7 @@ NetworkPolicyPeers = Annotated[list[Any], _kubernetes("io.k8s.api.networking.v1.
 NetworkPolicyEgressRules = Annotated[
     list[Any], _kubernetes("io.k8s.api.networking.v1.NetworkPolicyEgressRule", is_list=True)
 ]
+ServiceSpec = Annotated[dict[str, Any], _kubernetes("io.k8s.api.core.v1.ServiceSpec")]
 IngressTls = Annotated[list[Any], _kubernetes("io.k8s.api.networking.v1.IngressTLS", is_list=True)]
 StringMap = dict[str, str]
 DnsLabel = Annotated[str, StringConstraints(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")]

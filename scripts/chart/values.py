@@ -19,6 +19,7 @@ from scripts.chart.value_types import (
     SecretName,
     Section,
     SecurityContext,
+    ServiceSpec,
     Share,
     StringMap,
 )
@@ -157,6 +158,8 @@ class Service(Section):
     """LoadBalancer makes it reachable from outside."""
     annotations: StringMap = {}
     """For example of a cloud's load balancer."""
+    spec: ServiceSpec = {}
+    """More of its spec, for example {loadBalancerSourceRanges: [192.0.2.0/24], ipFamilyPolicy: PreferDualStack}."""
 
 
 class Ingress(Section):

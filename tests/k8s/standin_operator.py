@@ -3,7 +3,8 @@ do).
 
 RayServices and RayClusters are reconciled by the rules of KubeRay 1.7's rayservice_controller.go and
 raycluster_controller.go: what a changed spec does under each upgrade strategy, that numbers of replicas do not reach a
-running cluster, and that a pod which ends counts until it has ended.
+running cluster, that the Service is made once and changes only with the cluster behind it, and that a pod which ends
+counts until it has ended.
 """
 
 import copy
@@ -89,6 +90,23 @@ class Operator:
         status["activeServiceStatus"] = {**status.get("activeServiceStatus", {}), "rayClusterName": active or ""}
         status["pendingServiceStatus"] = {"rayClusterName": pending or ""}
         self.store.set_status(self._key("ray.io/v1", "rayservices", service), status)
+        if active:
+            self._reconcile_serve_service(service, active)
+
+    def _reconcile_serve_service(self, service: dict[str, Any], cluster: str) -> None:
+        name, wanted = f"{service['metadata']['name']}-serve-svc", service["spec"]["serveService"]
+        key = ("v1", "services", self.namespace, name)
+        selector = {"ray.io/cluster": cluster, "ray.io/serve": "true"}
+        head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+        ports = [{"name": p["name"], "port": p["containerPort"]} for p in head["ports"] if p["name"] == "serve"]
+        spec = {**wanted["spec"], "selector": selector, "ports": ports}
+        live = [s for s in self._listed("v1", "services") if s["metadata"]["name"] == name]
+        if not live:
+            metadata = {"name": name, "annotations": dict(wanted["metadata"].get("annotations", {}))}
+            body = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+            self.store.create(key, body, is_dry=False)
+        elif live[0]["spec"]["selector"] != selector:
+            self.store.replace(key, {**live[0], "spec": spec}, is_dry=False)
 
     def _reconcile_cluster(self, cluster: dict[str, Any]) -> None:
         name = cluster["metadata"]["name"]

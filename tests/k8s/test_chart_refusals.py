@@ -172,6 +172,19 @@ CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: service.type = "LoadBalancer": KubeRay ignores it with the incremental upgrade; '
         "use the Gateway fleet-muxfleet-gateway",
     ),
+    "spec of the Service with incremental": (
+        merged(INCREMENTAL, {"service": {"spec": {"ipFamilyPolicy": "PreferDualStack"}}}),
+        'muxfleet: service.spec = {"ipFamilyPolicy":"PreferDualStack"}: KubeRay ignores it with the incremental '
+        "upgrade; use the Gateway fleet-muxfleet-gateway",
+    ),
+    "type of the Service in its spec": (
+        {"service": {"spec": {"type": "NodePort"}}},
+        'muxfleet: service.spec.type = "NodePort": write it as service.type',
+    ),
+    "selector of the Service": (
+        {"service": {"spec": {"selector": {"a": "b"}}}},
+        'muxfleet: service.spec.selector = {"a":"b"}: KubeRay sets it; remove it, or make a Service in extraObjects',
+    ),
     "two ways in": (
         {"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}},
         "muxfleet: httpRoute.enabled = true: ingress.enabled is true too; choose one way in",

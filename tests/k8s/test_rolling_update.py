@@ -284,8 +284,10 @@ def test_gateway_setting__changed__no_pod_goes(world: World) -> None:
         ({"rayVersion": "2.61.0"}, "rayVersion changed"),
         (REDIS, "gcsFaultToleranceOptions changed"),
         ({"autoscaling": {"enabled": True}}, "enableInTreeAutoscaling changed"),
+        ({"fleet": {"gateway": {"port": 8001}}}, "fleet.gateway.port changed"),
+        ({"fleet": {"gateway": {"proxy": "python"}}}, "fleet.gateway.proxy changed"),
     ],
-    ids=["ray", "redis", "autoscaler"],
+    ids=["ray", "redis", "autoscaler", "port", "proxy"],
 )
 def test_rolling__change_that_only_another_cluster_takes__is_refused_before_any_pod_goes(
     world: World, change: dict[str, Any], keys: str
@@ -299,6 +301,31 @@ def test_rolling__change_that_only_another_cluster_takes__is_refused_before_any_
 
     world.operator.settle()
     assert world.uids("big") == pods
+
+
+def test_service__changed__reaches_the_one_that_kuberay_made(world: World) -> None:
+    """KubeRay itself makes it once, and anew with another cluster only."""
+    before = running(world, {"service": {"annotations": {"a": "1", "b": "1"}}})
+    pods, key = world.uids("big"), ("v1", "services", "llm", f"{NAME}-serve-svc")
+    world.store.merge(key, {"metadata": {"annotations": {"cloud": "of its own"}}}, is_dry=False)
+    ranges = ["192.0.2.0/24"]
+    change = {"type": "LoadBalancer", "annotations": {"a": "2", "b": "1"}, "spec": {"loadBalancerSourceRanges": ranges}}
+    world.install({"service": change})
+    world.operator.settle()
+    made = world.store.get(key)
+    assert made["spec"]["type"] == "ClusterIP"
+
+    world.roll()
+    world.operator.settle()
+
+    service = world.store.get(key)
+    assert service["spec"] == made["spec"] | {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}
+    assert service["metadata"]["annotations"] == {"a": "2", "b": "1", "cloud": "of its own"}
+    assert (world.uids("big"), world.clusters()) == (pods, before)
+    assert world.said[0] == f"{NAME}-serve-svc: takes annotations a, type, loadBalancerSourceRanges"
+    written = service["metadata"]["resourceVersion"]
+    world.roll()
+    assert world.store.get(key)["metadata"]["resourceVersion"] == written, "nothing is written twice"
 
 
 def test_rolling__serve_config_that_the_head_does_not_take__is_refused_before_any_pod_goes(world: World) -> None:

@@ -30,6 +30,7 @@ def test_rights__of_the_rolling_update__are_its_own_and_no_more(helm4: Helm, cha
 
     assert rights == {
         ("rayservices", "fleet-muxfleet", "get"),
+        ("services", "fleet-muxfleet-serve-svc", "get", "patch"),
         ("rayclusters", "get", "patch"),
         ("pods", "list"),
         ("pods/eviction", "create"),
@@ -70,7 +71,15 @@ def test_template_label__of_pods__differs_where_their_pods_have_to_be_replaced(
     assert [a != b for a, b in zip(before, after, strict=True)] == changed
 
 
-@pytest.mark.parametrize("change", [{"image": {"tag": "2"}}, {"fleet": {"pools": [{"nodes": {"min": 2}}]}}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image": {"tag": "2"}},
+        {"fleet": {"pools": [{"nodes": {"min": 2}}]}},
+        {"service": {"type": "LoadBalancer"}},
+    ],
+    ids=str,
+)
 def test_rollout_job__of_changed_pods__is_another_and_waits_for_their_service(
     helm4: Helm, chart: Path, change: dict[str, Any]
 ) -> None:
