@@ -1,6 +1,8 @@
 """One model's tokenizer and chat template, in the process that works on text."""
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +84,18 @@ class PromptEncoder:
         told = messages
         if not self._template.knows_tools and (tools or any("tool_calls" in message for message in messages)):
             told, tools = with_tools_told(messages, tools), ()
+        render = partial(
+            self._template.render,
+            tools=tools,
+            arguments=template_arguments,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         try:
-            return self._template.render(
-                told,
-                tools,
-                template_arguments,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-            )
+            try:
+                return render(told)
+            except TypeError:  # templates of DeepSeek's join arguments of calls to text
+                return render([_with_arguments_as_text(message) for message in told])
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise TemplateRefusal(str(error)) from error
 
@@ -104,6 +110,19 @@ class PromptEncoder:
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """Returns what the vocabulary calls these tokens; "" of an id that it does not have."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [{**call["function"], "arguments": _text(call["function"]["arguments"])} for call in calls]
+    texts = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "tool_calls": texts}
+
+
+def _text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def load_encoder(source: str, revision: str | None, shared: SharedTokenizers) -> PromptEncoder:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from router.text.call_arguments import BoundedStrings, casting_tools
 from router.text.calls import CalledTool, ReplyParts
 from router.text.reply_templates import REASONING_FIELDS, TOOL_FIELD
 
@@ -22,8 +23,10 @@ class ReplyParser:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         spec = load_response_template(_lenient(template))
-        prefix = prompt_end if spec.start_anchor_re.search(prompt_end) else ""
-        self._parser = ResponseParser(spec, prefix=prefix, tools=list(tools))
+        prefix = prompt_end if spec.start_anchor_re.search(prompt_end) else _opened(template, prompt_end)
+        in_json = template["fields"].get(TOOL_FIELD, {}).get("content") == "json"
+        self._parser = ResponseParser(spec, prefix=prefix, tools=casting_tools(tools, in_json=in_json))
+        self._bounded = None if in_json else BoundedStrings(tools)
         self._is_broken = False
         self._region: str | None = None
         self._has_regions = False
@@ -71,7 +74,7 @@ class ReplyParser:
             case "region_close":
                 self._region = None
                 if field == TOOL_FIELD:
-                    said = _calls(event["value"])
+                    said = _calls(event["value"], self._bounded)
                     calls.extend(said)
                     if not said:
                         answer.append(_shown(event["value"]))
@@ -98,6 +101,13 @@ class ReplyParser:
         return field != "content" and field not in REASONING_FIELDS
 
 
+def _opened(template: Mapping[str, Any], prompt_end: str) -> str:
+    """Returns the mark of the reasoning where the prompt ends with it, however it begins the assistant's turn."""
+    marks = [template["fields"][field].get("open") for field in REASONING_FIELDS if field in template["fields"]]
+    end = prompt_end.rstrip()
+    return next((mark for mark in marks if isinstance(mark, str) and end.endswith(mark)), "")
+
+
 def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:
     """What is no JSON comes out as text instead of as an error."""
     lenient = deepcopy(dict(template))
@@ -107,7 +117,7 @@ def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:
     return lenient
 
 
-def _calls(value: object) -> list[CalledTool]:
+def _calls(value: object, bounded: BoundedStrings | None) -> list[CalledTool]:
     """None where any is not a call."""
     found: list[CalledTool] = []
     for item in value if isinstance(value, list) else [value]:
@@ -116,6 +126,8 @@ def _calls(value: object) -> list[CalledTool]:
             if not isinstance(one, dict) or not isinstance(one.get("name"), str):
                 return []
             arguments = one.get("arguments", one.get("parameters", {}))
+            if bounded is not None:
+                arguments = bounded.trimmed(one["name"].strip(), arguments)
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             found.append(CalledTool(_escaped(one["name"].strip()), _escaped(text)))
     return found

@@ -103,6 +103,25 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             ("", "", ["f"]),
         ),
         ("{{ messages }}", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', ("", "", ["f"])),
+        (
+            "<|assistant|> <think> <tool_call> <arg_key>",
+            "\n<think>Hm.</think>\nHi.\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+            "\n<tool_call>g\n</tool_call>",
+            ("Hi.", "Hm.", ["f", "g"]),
+        ),
+        (
+            "<seed:bos> <seed:think> <seed:tool_call> <function=",
+            "<seed:think>Hm.</seed:think>Hi.\n<seed:tool_call>\n<function=f>\n<parameter=x>1</parameter>\n</function>\n"
+            "</seed:tool_call>",
+            ("Hi.", "Hm.", ["f"]),
+        ),
+        (
+            "]~b]ai <minimax:tool_call> <think>",
+            '<think>\nHm.\n</think>\n\nHi.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">1</parameter>\n'
+            '</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+            ("Hi.", "Hm.", ["f", "g"]),
+        ),
+        ("[/INST] [THINK]", "[THINK]Hm.[/THINK]Hi.", ("Hi.", "Hm.", [])),
         ("<|im_start|><think>", "no mark </think> closes nothing", ("no mark </think> closes nothing", "", [])),
     ],
 )
@@ -113,6 +132,54 @@ async def test_template_for__each_family__finds_calls_however_the_text_is_cut(
     shape = ReplyShape(template=template_for(chat_template), prompt_end="")
     texts = [said[i : i + step] for i in range(0, len(said), step)]
     assert await read_all(replies(set()), shape, texts) == expected
+
+
+HARMONY = template_for("<|start|>assistant<|channel|>final<|message|>")
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
+BEGIN = "<|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f"{THOUGHT}{BEGIN}<|channel|>final<|message|>Paris.", ("Paris.", "Hm.", [])),
+        ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", ("{}", "", [])),
+        ("<|channel|>analysis<|message|>Cut o", ("", "Cut o", [])),
+        (
+            f"{THOUGHT}{BEGIN}<|channel|>commentary to=functions.f <|constrain|>json<|message|>{{}}<|call|>",
+            ("", "Hm.", ["f"]),
+        ),
+        (f"{THOUGHT}{BEGIN} to=functions.f<|channel|>commentary json<|message|>{{}}", ("", "Hm.", ["f"])),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|>"
+            f"{BEGIN}<|channel|>commentary to=functions.f<|message|>{{}}<|call|>"
+            f"{BEGIN}<|channel|>commentary to=functions.g<|message|>{{}}<|call|>",
+            ("I look.", "", ["f", "g"]),
+        ),
+        ("no channel, to=whom it may", ("no channel, to=whom it may", "", [])),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+async def test_reply__in_channels_of_gpt_oss__is_told_apart_however_the_text_is_cut(said, expected, step) -> None:
+    shape = ReplyShape(template=HARMONY, prompt_end="<|start|>user<|message|>Hi<|end|><|start|>assistant")
+    texts = [said[i : i + step] for i in range(0, len(said), step)]
+
+    assert await read_all(replies(set()), shape, texts) == expected
+
+
+async def test_reply__of_gpt_oss_that_may_call_nothing__has_no_headers_in_it() -> None:
+    shape = ReplyShape(template=without(HARMONY, ("tool_calls",)), prompt_end=BEGIN)
+    said = " to=functions.f<|channel|>commentary json<|message|>{}"
+
+    assert await read_all(replies(set()), shape, list(said)) == ("{}", "", [])
+    assert needs_special_tokens(HARMONY, ["<|channel|>"])
+
+
+@pytest.mark.parametrize("prompt_end", ["<turn of mine>\n<think>\n", "]~b]ai\n<think>"])
+async def test_reply__prompt_ends_in_the_mark_of_reasoning__begins_in_it_whoever_wrote_the_template(prompt_end) -> None:
+    shape = ReplyShape(template=TEMPLATE, prompt_end=prompt_end)
+
+    assert await read_all(replies(set()), shape, ["Hm.</think>", "\n\nHi"]) == ("Hi", "Hm.", [])
 
 
 async def test_reply__prompt_has_opened_the_reasoning__begins_in_it() -> None:

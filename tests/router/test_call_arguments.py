@@ -1,0 +1,68 @@
+"""Arguments of calls reach the client as the model wrote them."""
+
+import json
+
+import pytest
+
+from router.text.reply_parser import ReplyParser
+from router.text.reply_templates import template_for
+
+HERMES = template_for("<|im_start|>")
+QWEN_XML = template_for("<|im_start|> <tool_call>\n<function=")
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+EDIT = {
+    "type": "function",
+    "function": {
+        "name": "edit",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "old": {"type": "string"},
+                "note": OPTIONAL,
+                "line": {"type": "integer"},
+                "mode": {"enum": ["once", "all"]},
+                "code": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+                "kind": {"type": ["string", "null"]},
+            },
+        },
+    },
+}
+
+
+def arguments_of(template, said: str) -> dict[str, object]:
+    (call,) = ReplyParser(template, "", [EDIT]).feed(said, ends=True).tool_calls
+    return json.loads(call.arguments)
+
+
+def in_xml(key: str, value: str) -> str:
+    return f"<tool_call>\n<function=edit>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("value", ["    def f():\n        return 1\n", "x", "", " ", "\n\n", "\ta\n\n  b\n"])
+def test_text__between_xml_marks__keeps_its_space(value: str) -> None:
+    """Agents look for `old` in a file, indentation and all."""
+    assert arguments_of(QWEN_XML, in_xml("old", value)) == {"old": value}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"), [("line", " 7 ", 7), ("mode", "  once\n", "once"), ("note", "null", None)]
+)
+def test_value__between_xml_marks__is_what_its_schema_says(key: str, value: str, told: object) -> None:
+    assert arguments_of(QWEN_XML, in_xml(key, value)) == {key: told}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("code", "00123", "00123"),
+        ("kind", "None", "None"),
+        ("note", "null", "null"),
+        ("line", "7", 7),
+        ("code", 7, 7),
+        ("mode", " all", " all"),
+    ],
+)
+def test_value__in_json__is_cast_only_where_it_is_not_what_its_schema_says(key: str, value: object, told) -> None:
+    said = json.dumps({"name": "edit", "arguments": {key: value}})
+
+    assert arguments_of(HERMES, f"<tool_call>{said}</tool_call>") == {key: told}

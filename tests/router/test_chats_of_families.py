@@ -1,0 +1,85 @@
+"""Chats of models whose templates and replies have forms of their own, as the OpenAI SDK meets them."""
+
+import json
+from pathlib import Path
+
+import openai
+import pytest
+from fake_unit import FakeUnit, write_byte_tokenizer
+
+MODEL = "demo/bytes"
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "abc123def", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+TOLD = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": None, "reasoning": "Look it up.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "abc123def", "content": "21 degrees"},
+]
+GPT_OSS = (
+    "{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "{% for c in m.tool_calls or [] %}<|start|>assistant to=functions.{{ c.function.name }}<|channel|>commentary json"
+    "<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% if m.content %}<|message|>{{ m.content }}"
+    "<|end|>{% endif %}{% endfor %}{% if tools and add_generation_prompt %}{% endif %}<|start|>assistant"
+)
+DEEPSEEK = (
+    "{{ tools | length }}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function.name + ' ' + c.function.arguments }}</call>{% endfor %}{% endfor %}<|assistant|>"
+)
+
+
+@pytest.fixture
+async def talk(serve, tmp_path: Path):
+    """`talk(chat_template, text)` is a client of a fleet whose model says `text`."""
+    clients = []
+
+    async def start(chat_template: str, text: str) -> openai.AsyncOpenAI:
+        served = await serve(FakeUnit(says=lambda _: text))
+        served.folder = write_byte_tokenizer(tmp_path / "tokenizer", chat_template=chat_template)
+        served.show(*served.units)
+        sdk = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
+        sdk.unit = served.units[0]
+        clients.append(sdk)
+        return sdk
+
+    yield start
+    for client in clients:
+        await client.close()
+
+
+def prompt_of(sdk: openai.AsyncOpenAI) -> str:
+    return bytes(sdk.unit.requests[-1].prompt_token_ids).decode()
+
+
+async def test_gpt_oss__answers_in_channels__reasoning_and_answer_come_apart_streamed_or_not(talk) -> None:
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Sunny."
+    sdk = await talk(GPT_OSS, said)
+    ask = {"model": MODEL, "messages": TOLD[:1]}
+    message = (await sdk.chat.completions.create(**ask)).choices[0].message
+    deltas = [chunk.choices[0].delta async for chunk in await sdk.chat.completions.create(**ask, stream=True)]
+
+    assert (message.content, message.reasoning) == ("Sunny.", "Hm.")
+    assert "".join(delta.content or "" for delta in deltas) == "Sunny."
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == "Hm."
+
+
+async def test_gpt_oss__calls_a_tool__second_turn_has_thoughts_and_call(talk) -> None:
+    said = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + CALL["function"]["arguments"]
+    sdk = await talk(GPT_OSS, said)
+    reply = await sdk.chat.completions.create(model=MODEL, messages=TOLD[:1], tools=[WEATHER])
+    await sdk.chat.completions.create(model=MODEL, messages=TOLD, tools=[WEATHER])
+
+    (call,) = reply.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert "<|channel|>analysis<|message|>Look it up.<|end|>" in prompt_of(sdk)
+    assert '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Paris"}' in prompt_of(
+        sdk
+    )
+
+
+async def test_template__joins_arguments_to_text__is_given_them_as_the_model_wrote_them(talk) -> None:
+    sdk = await talk(DEEPSEEK, "Sunny.")
+    await sdk.chat.completions.create(model=MODEL, messages=TOLD, tools=[WEATHER])
+
+    assert '<call>weather {"city": "Paris"}</call>' in prompt_of(sdk)
