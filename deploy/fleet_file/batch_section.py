@@ -19,3 +19,9 @@ class BatchSection(Section):
     """Of one batch."""
     lines_at_once: PositiveInt = 32
     """Lines of all batches that one gateway replica works on; they wait for capacity that nothing else needs."""
+    keep_days: Annotated[float, Field(ge=0, le=3650)] = 30.0
+    """Files are deleted so long after they were made, and batches after they ended; 0 keeps them until a client deletes
+    them. A client can ask for less (`expires_after`)."""
+    max_key_bytes: Size | None = None
+    """Of all files of an API key, or of everyone where there are no keys; results of batches count, and are never
+    refused. Default: no bound."""

@@ -31,6 +31,8 @@ class BatchesHere:
     max_lines: int
     max_line_bytes: int
     lines_at_once: int
+    keep_s: float | None
+    max_key_bytes: int | None
 
     def __call__(self) -> BatchSettings:
         return BatchSettings(
@@ -39,4 +41,6 @@ class BatchesHere:
             max_lines=self.max_lines,
             max_line_bytes=self.max_line_bytes,
             lines_at_once=self.lines_at_once,
+            keep_s=self.keep_s,
+            max_key_bytes=self.max_key_bytes,
         )

@@ -104,6 +104,8 @@ def batches_here(args: GatewayArgs) -> BatchesHere:
         max_lines=section.max_lines,
         max_line_bytes=args.max_body_bytes,
         lines_at_once=section.lines_at_once,
+        keep_s=section.keep_days * 86400 or None,
+        max_key_bytes=section.max_key_bytes,
     )
 
 

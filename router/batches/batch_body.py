@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,6 +16,13 @@ _MOST_METADATA = 16
 _LONGEST_KEY, _LONGEST_VALUE = 64, 512
 
 
+class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """OpenAI's bounds: an hour and thirty days."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, msgspec.Meta(ge=3600, le=2_592_000)]
+
+
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`completion_window` is "24h", or another number of hours."""
 
@@ -23,7 +30,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    output_expires_after: dict[str, Any] | None = None  # accepted and without effect: files are kept until deleted
+    output_expires_after: ExpiresAfter | None = None
 
 
 def new_batch(body: BatchBody, endpoints: Sequence[str], *, owner: str, tenant: str, now_s: float) -> BatchRequest:
@@ -51,4 +58,5 @@ def new_batch(body: BatchBody, endpoints: Sequence[str], *, owner: str, tenant: 
         created_at=int(now_s),
         expires_at=int(now_s) + 3600 * int(window[1]),
         metadata=body.metadata,
+        output_keep_s=None if body.output_expires_after is None else body.output_expires_after.seconds,
     )

@@ -20,6 +20,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
     metadata: dict[str, str] | None = None
+    output_keep_s: int | None = None
 
 
 class LineFault(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,12 +17,14 @@ from router.batches.batch_record import TERMINAL, BatchRequest, BatchState, Line
 from router.batches.batch_settings import BatchSettings
 from router.batches.input_lines import InputLine, checked, lines
 from router.batches.kept_batches import KeptBatches, LineResult, result_file_id
-from router.batches.kept_files import KeptFiles
+from router.batches.kept_files import KeptFiles, least_of
 from router.batches.line_runner import AskLine, not_asked, result_of
+from router.batches.store_threads import StoreThreads
 
 logger = logging.getLogger(__name__)
 
 _LINES_AT_A_TIME = 64  # read from the input's file
+_LOST_SHARE = 0.01  # of the time that a batch has taken
 _LEFT_BEHIND: Mapping[Status, tuple[str, str]] = MappingProxyType(
     {
         "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -48,6 +50,7 @@ class BatchRun:
         settings: BatchSettings,
         ask: AskLine,
         places: asyncio.Semaphore,
+        threads: StoreThreads,
     ) -> None:
         self._request = request
         self._lease = lease
@@ -56,6 +59,7 @@ class BatchRun:
         self._settings = settings
         self._ask = ask
         self._places = places
+        self._threads = threads
         self._state = BatchState()
         self._fresh: list[LineResult] = []  # not written yet
         self._parts = 0
@@ -64,7 +68,7 @@ class BatchRun:
 
     async def run(self) -> Status:
         """Returns how it ended. Raises BatchLost, and OSError where the store fails: then it is open still."""
-        self._state = await asyncio.to_thread(self._batches.state, self._request)
+        self._state = await self._threads.call(self._batches.state, self._request)
         if self._state.status not in TERMINAL:
             keeper = asyncio.create_task(self._keep())
             work = asyncio.create_task(self._work())
@@ -76,7 +80,7 @@ class BatchRun:
                 for task in (keeper, work):
                     task.cancel()
                 await asyncio.gather(keeper, work, return_exceptions=True)
-        await asyncio.to_thread(self._batches.close, self._request)
+        await self._threads.call(self._batches.close, self._request)
         return self._state.status
 
     # ---- beside the work ----
@@ -84,17 +88,23 @@ class BatchRun:
     async def _keep(self) -> None:
         """Keeps the lease, writes results and figures, and looks whether the batch is to end early."""
         renewed_s = float("-inf")
+        began_s = written_s = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.flush_s)
             if time.monotonic() - renewed_s >= self._settings.lease_s / 3:  # the time of day may be set meanwhile
                 renewed_s = time.monotonic()
-                if not await asyncio.to_thread(self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s):
+                if not await self._threads.call(self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s):
                     raise BatchLost
             await self._look()
-            await self.flush()
+            now_s = time.monotonic()
+            if now_s - written_s >= flush_after_s(now_s - began_s, self._settings.flush_s):
+                written_s = now_s
+                await self.flush()
+            elif self._fresh:
+                await self._set(self._state)
 
     async def _look(self) -> None:
-        if await asyncio.to_thread(self._batches.cancelling_at, self._request) is not None:
+        if await self._threads.call(self._batches.cancelling_at, self._request) is not None:
             self._ends_as = "cancelled"
         elif time.time() >= self._request.expires_at:
             self._ends_as = "expired"
@@ -106,35 +116,36 @@ class BatchRun:
                 results, self._fresh = self._fresh, []
                 self._parts += 1
                 number = self._lease.number
-                await asyncio.to_thread(self._batches.add_results, self._request, number, self._parts, results)
-                await asyncio.to_thread(self._batches.set_state, self._request, self._state)
+                await self._threads.call(self._batches.add_results, self._request, number, self._parts, results)
+                await self._threads.call(self._batches.set_state, self._request, self._state)
 
     async def _set(self, state: BatchState) -> None:
         async with self._writing:
             self._state = state
-            await asyncio.to_thread(self._batches.set_state, self._request, state)
+            await self._threads.call(self._batches.set_state, self._request, state)
 
     # ---- the work ----
 
     async def _work(self) -> None:
         try:
-            file = await asyncio.to_thread(self._files.open, self._request.owner, self._request.input_file_id)
+            file = await self._threads.call(self._files.open, self._request.owner, self._request.input_file_id)
         except FileNotFoundError:
             fault = LineFault(code="input_file_not_found", message="The input file was deleted.", param="input_file_id")
-            await self._set(self._state.at("failed", time.time(), faults=[fault]))
+            written = await self._threads.call(self._write_files)  # what was answered until then
+            await self._set(self._state.at("failed", time.time(), faults=[fault], **written))
             return
         with file:
             if self._state.status == "validating" and not await self._is_sound(file):
                 return
             await self._look()  # it may have come to its end while nobody worked on it
-            done = await asyncio.to_thread(self._done)
+            done = await self._threads.call(self._done)
             file.seek(0)
             await self._ask_lines(lines(file, self._settings), done)
             file.seek(0)
             await self._finish(lines(file, self._settings))
 
     async def _is_sound(self, file: IO[bytes]) -> bool:
-        found = await asyncio.to_thread(checked, file, self._request.endpoint, self._settings)
+        found = await self._threads.call(checked, file, self._request.endpoint, self._settings)
         if found.faults:
             await self._set(self._state.at("failed", time.time(), faults=found.faults))
             return False
@@ -153,7 +164,7 @@ class BatchRun:
     async def _ask_lines(self, coming: Iterator[InputLine], done: set[int]) -> None:
         asking: set[asyncio.Task[None]] = set()
         try:
-            async with aclosing(_read_ahead(coming)) as read:
+            async with aclosing(self._read_ahead(coming)) as read:
                 async for line in read:
                     if line.number in done:
                         continue
@@ -196,8 +207,8 @@ class BatchRun:
 
     async def _finish(self, coming: Iterator[InputLine]) -> None:
         await self._set(self._state.at("finalizing", time.time()))
-        await asyncio.to_thread(self._leave_behind, coming)
-        written = await asyncio.to_thread(self._write_files)
+        await self._threads.call(self._leave_behind, coming)
+        written = await self._threads.call(self._write_files)
         await self._set(self._state.at(self._ends_as or "completed", time.time(), **written))
 
     def _leave_behind(self, coming: Iterator[InputLine]) -> None:
@@ -224,12 +235,25 @@ class BatchRun:
                 if number:
                     source.seek(0)
                     name, file_id = f"{self._request.id}_{kind}.jsonl", result_file_id(self._request, kind)
-                    self._files.add(self._request.owner, source, filename=name, purpose="batch_output", file_id=file_id)
+                    self._files.add(
+                        self._request.owner,
+                        source,
+                        filename=name,
+                        purpose="batch_output",
+                        keep_s=least_of(self._settings.keep_s, self._request.output_keep_s),
+                        file_id=file_id,
+                    )
                     fields[f"{kind}_file_id"] = file_id
         return fields
 
+    async def _read_ahead(self, coming: Iterator[InputLine]) -> AsyncGenerator[InputLine, None]:
+        while some := await self._threads.call(lambda: list(islice(coming, _LINES_AT_A_TIME))):
+            for line in some:
+                yield line
 
-async def _read_ahead(coming: Iterator[InputLine]) -> AsyncGenerator[InputLine, None]:
-    while some := await asyncio.to_thread(lambda: list(islice(coming, _LINES_AT_A_TIME))):
-        for line in some:
-            yield line
+
+def flush_after_s(worked_s: float, flush_s: float) -> float:
+    """Returns how long results may be unwritten, which a crash costs again: a hundredth of the time of the batch. With
+    a part every two seconds a batch of a day would have 43,000, and who takes it over, and its end, reads all of them.
+    """
+    return max(flush_s, _LOST_SHARE * worked_s)

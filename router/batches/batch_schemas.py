@@ -15,7 +15,7 @@ class FileSchema(BaseModel):
     filename: str
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"]
-    expires_at: None
+    expires_at: int | None
 
 
 class FileList(BaseModel):

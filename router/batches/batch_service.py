@@ -11,6 +11,7 @@ from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.line_runner import AskLine
 from router.batches.object_store import ObjectStore, StoreUnusable
+from router.batches.store_threads import StoreThreads
 from router.errors import BatchesUnavailable
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class BatchService:
         self._files: KeptFiles | None = None
         self._batches: KeptBatches | None = None
         self._worker: BatchWorker | None = None
+        self._threads = StoreThreads()
 
     @property
     def files(self) -> KeptFiles:
@@ -53,9 +55,20 @@ class BatchService:
             self._worker.look()
 
     async def blocking(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Makes a call to the store in a thread. Raises BatchesUnavailable where the store fails."""
+        """Makes a call to the store in a thread. Raises BatchesUnavailable where the store fails or does not answer."""
+        return await self._within(self.settings.answer_timeout_s, call, *args, **kwargs)
+
+    async def copying(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Does the same for a whole file, which takes longer."""
+        return await self._within(self.settings.upload_timeout_s, call, *args, **kwargs)
+
+    async def _within(self, timeout_s: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await asyncio.to_thread(call, *args, **kwargs)
+            async with asyncio.timeout(timeout_s):
+                return await self._threads.call(call, *args, **kwargs)
+        except TimeoutError as error:  # an OSError, too
+            reason = f"the store has not answered within {timeout_s:.0f} s"
+            raise BatchesUnavailable(reason=reason, retry_after_s=_RETRY_S) from error
         except OSError as error:
             raise BatchesUnavailable(reason=str(error), retry_after_s=_RETRY_S) from error
 
@@ -63,14 +76,20 @@ class BatchService:
         """Opens the store, which may have to wait for somebody who mends it, and works. Cancel it."""
         if not self._is_on:
             return
+        try:
+            await self._work()
+        finally:
+            self._threads.close()
+
+    async def _work(self) -> None:
         while True:
             try:
-                store = await asyncio.to_thread(ObjectStore, self.settings.url)
+                store = await self._threads.call(ObjectStore, self.settings.url)
                 break
             except StoreUnusable as error:
                 self._reason = str(error)
                 logger.error("files and batches cannot be kept", extra={"reason": self._reason})
                 await asyncio.sleep(_RETRY_S)
         self._files, self._batches = KeptFiles(store), KeptBatches(store)
-        self._worker = BatchWorker(self._batches, self._files, self.settings, self._asks)
+        self._worker = BatchWorker(self._batches, self._files, self.settings, self._asks, self._threads)
         await self._worker.work()

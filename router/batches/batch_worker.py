@@ -3,33 +3,44 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from router.batches.batch_lease import BatchLease
 from router.batches.batch_run import BatchLost, BatchRun
 from router.batches.batch_settings import BatchSettings
+from router.batches.expired_files import remove_expired
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.line_runner import AskLine
+from router.batches.store_threads import StoreThreads
 
 logger = logging.getLogger(__name__)
 
 _MOST_BATCHES = 8  # at once; the others wait, or are another replica's
+_MOST_OWNERS = 64  # of which each has one batch under way, however many the others have
 
 
 class BatchWorker:
     """`asks` answers lines, by endpoint."""
 
     def __init__(
-        self, batches: KeptBatches, files: KeptFiles, settings: BatchSettings, asks: Mapping[str, AskLine]
+        self,
+        batches: KeptBatches,
+        files: KeptFiles,
+        settings: BatchSettings,
+        asks: Mapping[str, AskLine],
+        threads: StoreThreads,
     ) -> None:
         self._batches = batches
         self._files = files
         self._settings = settings
         self._asks = asks
+        self._threads = threads
         self._holder = uuid.uuid4().hex
         self._places = asyncio.Semaphore(settings.lines_at_once)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._owners: Counter[str] = Counter()  # of those that run
         self._asked = asyncio.Event()
 
     def look(self) -> None:
@@ -38,6 +49,7 @@ class BatchWorker:
 
     async def work(self) -> None:
         """Returns never; cancel it. What is under way stays open for another replica, or the next start."""
+        sweeping = asyncio.create_task(self._sweep())
         try:
             while True:
                 try:
@@ -53,24 +65,32 @@ class BatchWorker:
                     pass
                 self._asked.clear()
         finally:
-            tasks = list(self._running.values())
+            tasks = [sweeping, *self._running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_open(self) -> None:
-        for owner, batch_id in await asyncio.to_thread(self._batches.open_batches):
-            if len(self._running) >= _MOST_BATCHES:
-                return
-            if batch_id not in self._running:
+        for owner, batch_id in oldest_first(await self._threads.call(self._batches.open_batches)):
+            has_room = len(self._running) < (_MOST_OWNERS if not self._owners[owner] else _MOST_BATCHES)
+            if has_room and batch_id not in self._running:
                 await self._try(owner, batch_id)
+
+    async def _sweep(self) -> None:
+        """Takes minutes where thousands of files are behind a URL."""
+        while True:
+            try:
+                await self._threads.call(remove_expired, self._batches, self._files, self._settings.keep_s)
+            except Exception:  # the next one may go well
+                logger.warning("files that have expired could not be removed", exc_info=True)
+            await asyncio.sleep(self._settings.sweep_s)
 
     async def _try(self, owner: str, batch_id: str) -> None:
         lease_s = self._settings.lease_s
-        lease = await asyncio.to_thread(self._batches.take, owner, batch_id, self._holder, lease_s)
+        lease = await self._threads.call(self._batches.take, owner, batch_id, self._holder, lease_s)
         if lease is None:
             return
-        request = await asyncio.to_thread(self._batches.request, owner, batch_id)
+        request = await self._threads.call(self._batches.request, owner, batch_id)
         ask = None if request is None else self._asks.get(request.endpoint)
         if request is None or ask is None:
             logger.warning("a batch cannot be worked on by this version", extra={"batch": batch_id})
@@ -83,6 +103,7 @@ class BatchWorker:
             settings=self._settings,
             ask=ask,
             places=self._places,
+            threads=self._threads,
         )
 
         async def to_its_end() -> None:
@@ -93,17 +114,24 @@ class BatchWorker:
             except BatchLost:
                 logger.warning("another gateway has taken a batch over", extra=told)
             except asyncio.CancelledError:
-                await asyncio.shield(_let_go(run, lease))
+                await asyncio.shield(_let_go(run, lease, self._threads))
                 raise
             except Exception:
                 logger.exception("work on a batch broke off; it is tried again", extra=told)
             finally:
                 self._running.pop(batch_id, None)
+                self._owners[owner] -= 1
 
+        self._owners[owner] += 1
         self._running[batch_id] = asyncio.create_task(to_its_end())
 
 
-async def _let_go(run: BatchRun, lease: BatchLease) -> None:
+async def _let_go(run: BatchRun, lease: BatchLease, threads: StoreThreads) -> None:
     """Leaves as little as may be to do again, and to wait for."""
     await run.flush()
-    await asyncio.to_thread(lease.release)
+    await threads.call(lease.release)
+
+
+def oldest_first(found: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Orders owners' batches by when they were made, which their ids begin with."""
+    return sorted(found, key=lambda one: one[1])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from router.batches.batch_lease import BatchLease
-from router.batches.batch_record import BatchRequest, BatchState
+from router.batches.batch_record import TERMINAL, BatchRequest, BatchState
 from router.batches.object_store import ObjectStore
 
 _ID = re.compile(r"^batch_[0-9a-f]{32}$")
@@ -49,11 +49,23 @@ class KeptBatches:
         data = self._store.read(f"{_folder(request)}/cancel")
         return None if data is None else int(data or b"0")
 
-    def listed(self, owner: str) -> list[BatchRequest]:
-        """Returns the owner's batches, the newest first."""
-        ids = self._store.names(f"{owner}/batches")
-        found = [request for batch_id in ids if (request := self.request(owner, batch_id)) is not None]
-        return sorted(found, key=lambda request: request.id, reverse=True)
+    def ids(self, owner: str) -> list[str]:
+        """Returns the ids of the owner's batches, the newest first."""
+        return [name for name in reversed(self._store.names(f"{owner}/batches")) if _ID.match(name)]
+
+    def owners(self) -> list[str]:
+        """Returns who has files or batches."""
+        return [name for name in self._store.names("") if name != _OPEN]
+
+    def forget_ended(self, owner: str, *, before_s: float) -> int:
+        """Removes what is known of batches that ended before then; returns how many."""
+        requests = (self.request(owner, batch_id) for batch_id in self.ids(owner))
+        over = [one for one in requests if one is not None and one.created_at < before_s and self._ended(one, before_s)]
+        return sum(self._store.delete(_folder(one)) for one in over)
+
+    def _ended(self, request: BatchRequest, before_s: float) -> bool:
+        state = self.state(request)
+        return state.status in TERMINAL and state.times.get(state.status, request.created_at) < before_s
 
     # ---- work ----
 

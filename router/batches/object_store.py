@@ -1,12 +1,13 @@
 """Named bytes in a folder or behind any URL that fsspec knows. Every call blocks: call it from a thread."""
 
 import contextlib
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -22,26 +23,28 @@ class ObjectStore:
     """Paths are relative, with slashes. Raises OSError where the place fails."""
 
     def __init__(self, url: str) -> None:
-        """Raises StoreUnusable."""
+        """Raises StoreUnusable. Behind a URL it makes no bucket: one of a name that is wrong would be made, too."""
         try:
             self._fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
             self._root = root.rstrip("/")
             self._is_local = isinstance(self._fs, LocalFileSystem)
-            self._fs.makedirs(self._root, exist_ok=True)
+            self.write(".writable", b"")
         except (OSError, ImportError, ValueError) as error:
             raise StoreUnusable(f"{url}: {error}") from error
 
     def read(self, path: str) -> bytes | None:
         """Returns None where there is nothing."""
         try:
-            return bytes(self._fs.cat_file(self._at(path)))
+            with _as_os_errors():
+                return bytes(self._fs.cat_file(self._at(path)))
         except FileNotFoundError:
             return None
 
     def write(self, path: str, data: bytes) -> None:
         """Puts all of it in the place of what was there."""
         if not self._is_local:
-            self._fs.pipe_file(self._at(path), data)
+            with _as_os_errors():
+                self._fs.pipe_file(self._at(path), data)
             return
         draft = self._draft(path)
         draft.write_bytes(data)
@@ -60,7 +63,8 @@ class ObjectStore:
                 finally:
                     draft.unlink()
             else:
-                self._fs.pipe_file(self._at(path), data, mode="create")
+                with _as_os_errors():
+                    self._fs.pipe_file(self._at(path), data, mode="create")
         except FileExistsError:
             return False
         return True
@@ -68,7 +72,10 @@ class ObjectStore:
     def put(self, path: str, source: IO[bytes]) -> int:
         """Copies a file; returns its bytes."""
         target = self._draft(path) if self._is_local else None
-        with target.open("wb") if target is not None else self._fs.open(self._at(path), "wb") as copy:
+        with (
+            _as_os_errors(),
+            target.open("wb") if target is not None else self._fs.open(self._at(path), "wb") as copy,
+        ):
             shutil.copyfileobj(source, copy, _CHUNK_BYTES)
             num_bytes = int(copy.tell())
         if target is not None:
@@ -77,8 +84,10 @@ class ObjectStore:
 
     def open(self, path: str) -> IO[bytes]:
         """Opens it for reading. Raises FileNotFoundError."""
-        opened: IO[bytes] = self._fs.open(self._at(path), "rb")
-        return opened
+        with _as_os_errors():
+            opened = self._fs.open(self._at(path), "rb")
+        # Files behind a URL read lines of any length, however long, and take no bound.
+        return cast(IO[bytes], opened if self._is_local else io.BufferedReader(opened, _CHUNK_BYTES))
 
     def chunks(self, path: str) -> Iterator[bytes]:
         with self.open(path) as file:
@@ -87,9 +96,10 @@ class ObjectStore:
 
     def names(self, folder: str) -> list[str]:
         """Returns what lies in a folder, sorted; nothing where there is none."""
-        self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._at(folder), detail=False)
+            with _as_os_errors():
+                self._fs.invalidate_cache()
+                found = self._fs.ls(self._at(folder), detail=False)
         except FileNotFoundError:
             return []
         names = (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
@@ -98,7 +108,8 @@ class ObjectStore:
     def delete(self, path: str) -> bool:
         """Returns whether there was anything."""
         try:
-            self._fs.rm(self._at(path), recursive=True)
+            with _as_os_errors():
+                self._fs.rm(self._at(path), recursive=True)
         except FileNotFoundError:
             return False
         return True
@@ -111,3 +122,14 @@ class ObjectStore:
         with contextlib.suppress(FileExistsError):
             at.parent.mkdir(parents=True, exist_ok=True)
         return at.with_name(f".{at.name}.{secrets.token_hex(4)}")
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Some filesystems tell what fails by exceptions of their own (botocore's, gcsfs's), which are no OSError."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error

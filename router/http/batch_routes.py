@@ -1,10 +1,9 @@
 """Files and batches of OpenAI's API. Each belongs to the API key that sent it; without keys, to everyone."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -16,10 +15,10 @@ from router.batches.batch_body import BatchBody, new_batch
 from router.batches.batch_record import TERMINAL, BatchRequest, batch_document
 from router.batches.batch_schemas import BatchList, BatchSchema, FileDeleted, FileList, FileSchema
 from router.batches.batch_service import BatchService
-from router.batches.kept_files import KeptFile
+from router.batches.kept_files import KeptFile, least_of
 from router.errors import BatchNotFound, FileNotKept, InvalidRequest
 from router.http.generation_endpoint import body_of_request
-from router.http.uploads import uploaded
+from router.http.uploads import Upload, uploaded
 from router.openai.document import body_of, responses_of
 from router.openai.foreign_body import decoded
 from router.serving.gateway import Gateway
@@ -37,13 +36,14 @@ _UPLOAD: Mapping[str, Any] = {
                     "properties": {
                         "file": {"type": "string", "contentMediaType": "application/octet-stream"},
                         "purpose": {"type": "string", "enum": ["batch"]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
                     },
                 }
             }
         },
     }
 }
-ItemT = TypeVar("ItemT", KeptFile, BatchRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,14 @@ def _add_files(app: FastAPI, service: BatchService, owner_of: Callable[[Request]
         owner, settings = owner_of(request), service.settings
         files = service.files
         async with uploaded(request, max_bytes=settings.max_file_bytes, timeout_s=settings.upload_timeout_s) as upload:
-            kept = await service.blocking(
-                files.add, owner.key_id, upload.file, filename=upload.filename, purpose=upload.purpose
+            await _check_room(service, owner, upload)
+            kept = await service.copying(
+                files.add,
+                owner.key_id,
+                upload.file,
+                filename=upload.filename,
+                purpose=upload.purpose,
+                keep_s=least_of(settings.keep_s, upload.expires_after_s),
             )
         return _json(kept.to_json())
 
@@ -79,8 +85,9 @@ def _add_files(app: FastAPI, service: BatchService, owner_of: Callable[[Request]
         owner, asked = owner_of(request), request.query_params
         found = await service.blocking(service.files.listed, owner.key_id)
         purpose = asked.get("purpose")
-        page, has_more = _page([f for f in found if purpose in (None, f.purpose)], asked, most=10_000, default=10_000)
-        return _listed([file.to_json() for file in page], has_more=has_more)
+        of_purpose = {file.id: file for file in found if purpose in (None, file.purpose)}
+        page, has_more = _page(list(of_purpose), asked, most=10_000, default=10_000)
+        return _listed([of_purpose[file_id].to_json() for file_id in page], has_more=has_more)
 
     @app.get("/v1/files/{file_id}", **responses_of(FileSchema, 404, 503))
     async def retrieve_file(file_id: str, request: Request) -> Response:
@@ -105,7 +112,7 @@ def _add_files(app: FastAPI, service: BatchService, owner_of: Callable[[Request]
         kept = await _file(service, owner, file_id)
         chunks = service.files.chunks(owner.key_id, file_id)
         return StreamingResponse(
-            _sent(chunks), media_type="application/octet-stream", headers={"content-length": str(kept.bytes)}
+            _sent(service, chunks), media_type="application/octet-stream", headers={"content-length": str(kept.bytes)}
         )
 
 
@@ -124,9 +131,11 @@ def _add_batches(app: FastAPI, gateway: Gateway, service: BatchService, owner_of
     @app.get("/v1/batches", **responses_of(BatchList, 400, 503))
     async def list_batches(request: Request) -> Response:
         owner = owner_of(request)
-        found = await service.blocking(service.batches.listed, owner.key_id)
-        page, has_more = _page(found, request.query_params, most=100, default=20)
-        return _listed([await _document(service, batch) for batch in page], has_more=has_more)
+        ids = await service.blocking(service.batches.ids, owner.key_id)
+        page, has_more = _page(ids, request.query_params, most=100, default=20)
+        found = [await service.blocking(service.batches.request, owner.key_id, batch_id) for batch_id in page]
+        documents = [await _document(service, batch) for batch in found if batch is not None]
+        return _listed(documents, has_more=has_more)
 
     @app.get("/v1/batches/{batch_id}", **responses_of(BatchSchema, 404, 503))
     async def retrieve_batch(batch_id: str, request: Request) -> Response:
@@ -161,20 +170,32 @@ async def _document(service: BatchService, batch: BatchRequest) -> dict[str, Any
     return batch_document(batch, state, await service.blocking(service.batches.cancelling_at, batch))
 
 
-def _page(found: Sequence[ItemT], asked: QueryParams, *, most: int, default: int) -> tuple[Sequence[ItemT], bool]:
-    """`found` is the newest first. Raises InvalidRequest."""
+async def _check_room(service: BatchService, owner: _Owner, upload: Upload) -> None:
+    most_bytes = service.settings.max_key_bytes
+    if most_bytes is None:
+        return
+    held_bytes = sum(file.bytes for file in await service.blocking(service.files.listed, owner.key_id))
+    if held_bytes + upload.num_bytes > most_bytes:
+        message = (
+            f"The files of this API key have {held_bytes} bytes, of {most_bytes} that they may have: this one has "
+            f"{upload.num_bytes}. Delete some (DELETE /v1/files/{{id}})."
+        )
+        raise InvalidRequest(message, param="file", code="files_quota_exceeded")
+
+
+def _page(ids: Sequence[str], asked: QueryParams, *, most: int, default: int) -> tuple[Sequence[str], bool]:
+    """Cuts from ids, the newest first. Raises InvalidRequest."""
     limit = asked.get("limit", str(default))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 5 and 1 <= int(limit) <= most):
         raise InvalidRequest(f"'limit' must be a whole number from 1 to {most}.", param="limit")
     if asked.get("order", "desc") not in ("asc", "desc"):
         raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
-    ordered = found if asked.get("order", "desc") == "desc" else found[::-1]
+    ordered = ids if asked.get("order", "desc") == "desc" else ids[::-1]
     after = asked.get("after")
     if after is not None:
-        place = next((i for i, item in enumerate(ordered) if item.id == after), None)
-        if place is None:
+        if after not in ordered:
             raise InvalidRequest(f"'after' is {after[:100]!r}, which is not in the list.", param="after")
-        ordered = ordered[place + 1 :]
+        ordered = ordered[ordered.index(after) + 1 :]
     return ordered[: int(limit)], len(ordered) > int(limit)
 
 
@@ -188,6 +209,6 @@ def _json(document: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(document), media_type="application/json")
 
 
-async def _sent(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while chunk := await asyncio.to_thread(next, chunks, b""):
+async def _sent(service: BatchService, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while chunk := await service.blocking(next, chunks, b""):
         yield chunk

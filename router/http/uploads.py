@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import IO
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
@@ -15,6 +15,7 @@ from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout, Unsuppor
 from router.http.streaming import ClientDisconnected
 
 _FORM_BYTES = 64 * 1024  # beside the file
+_SHORTEST_S, _LONGEST_S = 3600, 2_592_000  # OpenAI's: an hour, thirty days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,10 @@ class Upload:
     """`file` is in memory while it is small, else in a temporary file."""
 
     file: IO[bytes]
+    num_bytes: int
     filename: str
     purpose: str
+    expires_after_s: int | None
 
 
 @asynccontextmanager
@@ -55,12 +58,13 @@ async def uploaded(request: Request, *, max_bytes: int, timeout_s: float) -> Asy
     except HTTPException as error:
         raise InvalidRequest(f"The form cannot be read: {error.detail}") from error
     try:
-        yield _upload(form.get("file"), form.get("purpose"), max_bytes)
+        yield _upload(form, max_bytes)
     finally:
         await form.close()
 
 
-def _upload(file: UploadFile | str | None, purpose: UploadFile | str | None, max_bytes: int) -> Upload:
+def _upload(form: FormData, max_bytes: int) -> Upload:
+    file, purpose = form.get("file"), form.get("purpose")
     for name, value in (("file", file), ("purpose", purpose)):
         if value is None:
             message = f"Missing required parameter: {name!r}."
@@ -71,4 +75,23 @@ def _upload(file: UploadFile | str | None, purpose: UploadFile | str | None, max
         raise InvalidRequest("'purpose' must be 'batch': other files have no use here.", param="purpose")
     if (file.size or 0) > max_bytes:
         raise BodyTooLarge(limit_bytes=max_bytes, remedy="split the file")
-    return Upload(file=file.file, filename=file.filename or "file", purpose=purpose)
+    return Upload(
+        file=file.file,
+        num_bytes=file.size or 0,
+        filename=file.filename or "file",
+        purpose=purpose,
+        expires_after_s=_expires_after_s(form),
+    )
+
+
+def _expires_after_s(form: FormData) -> int | None:
+    anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest("'expires_after[anchor]' must be 'created_at'.", param="expires_after[anchor]")
+    text = seconds if isinstance(seconds, str) else ""
+    if not (text.isascii() and text.isdigit() and len(text) <= 7 and _SHORTEST_S <= int(text) <= _LONGEST_S):
+        message = f"'expires_after[seconds]' must be a whole number from {_SHORTEST_S} to {_LONGEST_S}."
+        raise InvalidRequest(message, param="expires_after[seconds]")
+    return int(text)

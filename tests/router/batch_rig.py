@@ -15,8 +15,8 @@ CHAT = "/v1/chat/completions"
 
 
 def settings(folder: Path, **changes) -> BatchSettings:
-    quick = {"lease_s": 2.0, "poll_s": 0.1, "flush_s": 0.1, "lines_at_once": 4}
-    return BatchSettings(url=str(folder), **{**quick, **changes})
+    quick = {"url": str(folder), "lease_s": 2.0, "poll_s": 0.1, "flush_s": 0.1, "lines_at_once": 4}
+    return BatchSettings(**{**quick, **changes})
 
 
 def line(number: int, url: str = CHAT, **body) -> dict:

@@ -19,6 +19,7 @@ from router.batches.input_lines import InputLine
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.object_store import ObjectStore
+from router.batches.store_threads import StoreThreads
 from router.request_terms import Caller
 
 
@@ -163,6 +164,7 @@ def run_of(folder: Path, ask, places: asyncio.Semaphore, lease: BatchLease | Non
         settings=settings(folder, **changes),
         ask=ask,
         places=places,
+        threads=StoreThreads(),
     )
 
 

@@ -1,0 +1,77 @@
+"""Batches behind a URL, and a place that fails, hangs or is full."""
+
+import asyncio
+
+import httpx
+import pytest
+from batch_rig import CHAT, eventually_ready, jsonl, line
+from bucket_filesystem import Bucket, register
+
+from router.batches.object_store import ObjectStore, StoreUnusable
+
+
+@pytest.fixture
+def bucket():
+    made = Bucket()
+    yield made
+    made.goes_on.set()
+
+
+async def test_batch__behind_a_url_whose_files_come_in_ranges__is_done(start, bucket) -> None:
+    async with start(await start.unit(), url=register(bucket)) as replica:
+        await eventually_ready(replica)
+        data = jsonl(*(line(number) for number in range(6)))
+        batch = await replica.ended((await replica.send(data)).id)
+        results = await replica.lines_of(batch.output_file_id)
+        read = await replica.sdk.files.content(batch.input_file_id)
+
+    assert (batch.status, len(results)) == ("completed", 6)
+    assert read.content == data
+
+
+async def test_files__store_is_out_of_reach_for_a_while__503_then_served(start, bucket, monkeypatch) -> None:
+    monkeypatch.setattr("router.batches.batch_service._RETRY_S", 0.05)
+    bucket.is_down = True
+    async with (
+        start(await start.unit(), url=register(bucket)) as replica,
+        httpx.AsyncClient(base_url=replica.served.url, timeout=60) as http,
+    ):
+        async with asyncio.timeout(30):
+            reply = await http.get("/v1/files")
+            while "LibraryError" not in reply.json()["error"]["message"]:
+                await asyncio.sleep(0.02)
+                reply = await http.get("/v1/files")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "batches_unavailable")
+        bucket.is_down = False
+        await eventually_ready(replica)
+        bucket.is_down = True
+        lost = await http.get("/v1/files")
+        bucket.is_down = False
+        batch = await replica.ended((await replica.send(jsonl(line(1)))).id)
+
+    assert (lost.status_code, lost.json()["error"]["code"]) == (503, "batches_unavailable")
+    assert batch.status == "completed"
+
+
+async def test_files__store_hangs__503_in_time_and_all_else_goes_on(start, bucket) -> None:
+    async with (
+        start(await start.unit(), url=register(bucket), answer_timeout_s=0.5) as replica,
+        httpx.AsyncClient(base_url=replica.served.url, timeout=60) as http,
+    ):
+        await eventually_ready(replica)
+        bucket.goes_on.clear()
+        replies = await asyncio.gather(*(http.get("/v1/files") for _ in range(40)))
+        metrics = await http.get("/metrics")
+        chat = await http.post(CHAT, json=line(1)["body"])
+        bucket.goes_on.set()
+
+    assert {(reply.status_code, reply.json()["error"]["code"]) for reply in replies} == {(503, "batches_unavailable")}
+    assert "has not answered within" in replies[0].json()["error"]["message"]
+    assert (metrics.status_code, chat.status_code) == (200, 200)
+
+
+def test_store__place_cannot_be_written_to__is_told_at_its_opening(tmp_path, bucket) -> None:
+    bucket.is_down = True
+    for url in (register(bucket), "nosuch://bucket/x"):
+        with pytest.raises(StoreUnusable, match=url):
+            ObjectStore(url)
