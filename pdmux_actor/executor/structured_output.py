@@ -146,7 +146,7 @@ class FormCompiler:
         for _ in range(_WALK_TOKENS):
             started_s = time.thread_time()
             matcher.fill_next_token_bitmask(torch.from_numpy(words)[None])
-            allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
+            allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(self._texts)]
             if not allowed.any():
                 raise InvalidStructuredOutput(reason="no output can follow it")
             allowed[self.end_token_ids] = 0

@@ -11,6 +11,7 @@ from pdmux_actor.messages import StructuredKind, StructuredOutput
 from router.errors import InvalidRequest
 from router.openai.request_part import RequestPart
 from router.openai.schema_support import check_schema
+from router.openai.spelled_schema import spelled_out
 
 MAX_FORM_CHARACTERS = 65_536
 MAX_CHOICES = 1024
@@ -102,4 +103,4 @@ def _schema_text(param: str, value: str | dict[str, Any]) -> str:
         raise InvalidRequest(f"Invalid {param!r}: its JSON schema is no JSON: {error}.", param=param) from error
     if param != "response_format":
         check_schema(schema, param, strict=False)
-    return msgspec.json.encode(schema).decode()
+    return msgspec.json.encode(spelled_out(schema)).decode()

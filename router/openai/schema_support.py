@@ -1,6 +1,6 @@
 """Tells before anything is generated which JSON schemas outputs can be held to, and the place of what cannot."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ _NOT_KEPT_TO = frozenset(
         "multipleOf", "not", "then", "uniqueItems",
     }
 )  # fmt: skip
+_NO_JSON_FORMATS = frozenset({"json-pointer", "relative-json-pointer"})  # xgrammar lets a bare quote pass in them
 _ONE_SCHEMA = ("items", "additionalProperties", "additionalItems", "unevaluatedItems", "unevaluatedProperties")
 _MANY_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
@@ -67,6 +68,10 @@ def _check_types(part: Mapping[str, Any], path: str) -> None:
 
 
 def _check_strict(part: Mapping[str, Any], path: str) -> None:
+    if names_no_json(part.get("format")):
+        _refuse(f"{path}.format", "outputs cannot be held to it; use a pattern, or set strict to false")
+    if "propertyNames" in part and "properties" in part:
+        _refuse(f"{path}.propertyNames", "it is not kept to beside properties; leave it out, or set strict to false")
     for keyword in _NOT_KEPT_TO & part.keys():
         if part[keyword] is not False:
             _refuse(f"{path}.{keyword}", "outputs cannot be held to this keyword; leave it out, or set strict to false")
@@ -102,20 +107,31 @@ def _parts(schema: object, place: str) -> Iterator[tuple[str, object, int]]:
                 stack += [(f"{path}.{keyword}.{name[:60]}", inner, depth + 1) for name, inner in named.items()]
 
 
+def names_no_json(form: object) -> bool:
+    """Says of a `format` that what it lets pass may be no JSON."""
+    return isinstance(form, str) and form in _NO_JSON_FORMATS
+
+
+def with_parts(schema: dict[str, Any], change: Callable[[object], object]) -> dict[str, Any]:
+    """Copies a schema that was looked at, the schemas inside it changed."""
+    copy = dict(schema)
+    for keyword in _ONE_SCHEMA:
+        if keyword in copy:
+            copy[keyword] = change(copy[keyword])
+    for keyword in _MANY_SCHEMAS:
+        if keyword in copy:
+            copy[keyword] = [change(inner) for inner in copy[keyword]]
+    for keyword in _NAMED_SCHEMAS:
+        if keyword in copy:
+            copy[keyword] = {name: change(inner) for name, inner in copy[keyword].items()}
+    return copy
+
+
 def moved(schema: object, root: str) -> object:
     """Copies a schema that was looked at, for a place inside another one: what it refers to lies below `root` there."""
     if not isinstance(schema, dict):
         return schema
-    copy = dict(schema)
-    for keyword in _ONE_SCHEMA:
-        if keyword in copy:
-            copy[keyword] = moved(copy[keyword], root)
-    for keyword in _MANY_SCHEMAS:
-        if keyword in copy:
-            copy[keyword] = [moved(inner, root) for inner in copy[keyword]]
-    for keyword in _NAMED_SCHEMAS:
-        if keyword in copy:
-            copy[keyword] = {name: moved(inner, root) for name, inner in copy[keyword].items()}
+    copy = with_parts(schema, lambda inner: moved(inner, root))
     if isinstance(copy.get("$ref"), str):
         copy["$ref"] = root + copy["$ref"].removeprefix("#")
     return copy

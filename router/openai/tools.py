@@ -11,6 +11,7 @@ from pdmux_actor.messages import StructuredKind, StructuredOutput
 from router.errors import InvalidRequest
 from router.openai.request_part import RequestPart
 from router.openai.schema_support import check_schema, moved
+from router.openai.spelled_schema import spelled_out
 from router.text.call_marks import CallMarks
 
 MAX_TOOLS = 1024
@@ -92,7 +93,9 @@ class ToolUse:
                 "begin": f"{marks.before_name}{tool['function']['name']}{marks.after_name}",
                 "content": {
                     "type": "json_schema",
-                    "json_schema": tool["function"]["parameters"] if place in self.strict else _ANY_ARGUMENTS,
+                    "json_schema": spelled_out(tool["function"]["parameters"])
+                    if place in self.strict
+                    else _ANY_ARGUMENTS,
                     "style": marks.style,
                     "max_whitespace_cnt": _MAX_WHITESPACE,
                 },
@@ -121,7 +124,7 @@ class ToolUse:
             function = tool["function"]
             if self.only in (None, function["name"]):
                 check_schema(function["parameters"], self._schema_of(place), strict=False)
-                schemas[function["name"]] = function["parameters"]
+                schemas[function["name"]] = spelled_out(function["parameters"])
         schema = _calls(schemas, self.max_calls) if self.only is None else schemas[self.only]
         text = msgspec.json.encode(schema).decode()
         return StructuredOutput(
