@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from router.text.call_arguments import casting_tools
 from router.text.reply_parser import ReplyParser
 from router.text.reply_templates import template_for
 
@@ -23,6 +24,17 @@ EDIT = {
                 "mode": {"enum": ["once", "all"]},
                 "code": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
                 "kind": {"type": ["string", "null"]},
+                "place": {"$ref": "#/$defs/Place"},
+                "colour": {"$ref": "#/$defs/Colour"},
+                "level": {"enum": [1, 2.5]},
+                "tree": {"$ref": "#/$defs/Tree"},
+                "self": {"$ref": "#/$defs/Self"},
+            },
+            "$defs": {
+                "Place": {"type": "object", "properties": {"x": {"type": "integer"}}},
+                "Colour": {"enum": ["red", "green"], "type": "string"},
+                "Tree": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Tree"}}, {"type": "null"}]},
+                "Self": {"$ref": "#/$defs/Self"},
             },
         },
     },
@@ -45,7 +57,18 @@ def test_text__between_xml_marks__keeps_its_space(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"), [("line", " 7 ", 7), ("mode", "  once\n", "once"), ("note", "null", None)]
+    ("key", "value", "told"),
+    [
+        ("line", " 7 ", 7),
+        ("mode", "  once\n", "once"),
+        ("note", "null", None),
+        ("place", '{"x": 1}', {"x": 1}),
+        ("colour", " red", "red"),
+        ("level", "2.5", 2.5),
+        ("tree", "[[], null]", [[], None]),
+        ("self", " 7", " 7"),
+        ("unknown", " 7", " 7"),
+    ],
 )
 def test_value__between_xml_marks__is_what_its_schema_says(key: str, value: str, told: object) -> None:
     assert arguments_of(QWEN_XML, in_xml(key, value)) == {key: told}
@@ -66,3 +89,13 @@ def test_value__in_json__is_cast_only_where_it_is_not_what_its_schema_says(key: 
     said = json.dumps({"name": "edit", "arguments": {key: value}})
 
     assert arguments_of(HERMES, f"<tool_call>{said}</tool_call>") == {key: told}
+
+
+def test_schema__refers_to_itself_in_many_ways__is_read_once() -> None:
+    """Else a reply would take for ever: 32 alternatives, each of them 32 again."""
+    itself = {"anyOf": [{"$ref": "#/$defs/A"}] * 32}
+    tool = {
+        "function": {"name": "f", "parameters": {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": itself}}}
+    }
+
+    assert casting_tools([tool], in_json=False)[0]["function"]["parameters"]["properties"] == {"a": {"type": []}}
