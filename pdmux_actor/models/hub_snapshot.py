@@ -1,13 +1,15 @@
-"""Files of a model on Hugging Face, through the local cache."""
+"""Files of a model on Hugging Face, through the local cache.
+
+What downloads is imported when it is asked for: with its HTTP client it is a third of what an engine's process imports
+before it is ready, and most read a folder.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub import constants
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.download_bar import DownloadBar
@@ -23,6 +25,8 @@ def downloaded(
     Raises:
         ModelLoadError: the hub does not give them.
     """
+    from huggingface_hub import snapshot_download
+
     bars = None if on_progress is None else partial(DownloadBar, on_progress)
     with _told_plainly(model, repository, revision):
         folder = snapshot_download(
@@ -38,6 +42,8 @@ def cached_folder(repository: str, revision: str | None) -> Path | None:
     """Returns the folder of what was downloaded of it before, which may be a part: the library gives no such folder
     while it is one. Asks nobody.
     """
+    from huggingface_hub.file_download import repo_folder_name
+
     stored = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
     reference = stored / "refs" / (revision or "main")
     commit = reference.read_text().strip() if reference.is_file() else revision
@@ -47,6 +53,8 @@ def cached_folder(repository: str, revision: str | None) -> Path | None:
 
 def gguf_names(model: str, repository: str, revision: str | None) -> list[str]:
     """Returns the GGUF files that the hub has of it. Raises ModelLoadError."""
+    from huggingface_hub import snapshot_download
+
     with _told_plainly(model, repository, revision):
         files = snapshot_download(repository, revision=revision, allow_patterns=["*.gguf"], dry_run=True)
     return sorted(file.filename for file in files)
@@ -54,6 +62,8 @@ def gguf_names(model: str, repository: str, revision: str | None) -> list[str]:
 
 @contextmanager
 def _told_plainly(model: str, repository: str, revision: str | None) -> Iterator[None]:
+    from huggingface_hub.errors import HFValidationError
+
     try:
         yield
     except HFValidationError as error:

@@ -99,7 +99,7 @@ def load_chat_tokenizer(source: str, revision: str | None, shared: SharedTokeniz
 
 def _downloaded(source: str, revision: str | None) -> Path | None:
     """None: it cannot be had; transformers says why."""
-    from pdmux_actor.models.hub_snapshot import downloaded  # with its HTTP client 12 MiB, which a folder does not need
+    from pdmux_actor.models.hub_snapshot import downloaded  # brings tqdm, which a folder does not need
 
     try:
         return downloaded(source, source, revision, _FILES)
