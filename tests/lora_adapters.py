@@ -103,5 +103,8 @@ class PeftReference:
             model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
             self._models[name] = PeftModel.from_pretrained(model, folder).eval()
 
-    def tokens(self, adapter: str | None, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        return greedy_tokens(self._models[adapter], prompt, num_tokens)
+    def tokens(
+        self, adapter: str | None, prompt: Sequence[int], num_tokens: int, *, likely: Sequence[int] | None = None
+    ) -> list[int]:
+        """`likely` as greedy_tokens has it."""
+        return greedy_tokens(self._models[adapter], prompt, num_tokens, likely=likely)

@@ -1,10 +1,13 @@
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pdmux_actor.executor import lanes
 from pdmux_actor.models.compiled.library import PANEL_KERNELS
 from pdmux_actor.models.compiled.panel_kernels import PanelKernels
+from pdmux_actor.models.torch_threads import use_torch_threads
 
 sys.path.insert(0, str(Path(__file__).parent))  # engine_rig, kernel_libraries
 
@@ -14,3 +17,19 @@ from kernel_libraries import VARIANTS, library_for
 @pytest.fixture(scope="session", params=VARIANTS)
 def panel_kernels(request: pytest.FixtureRequest) -> PanelKernels:
     return PanelKernels(library_for(request.param, PANEL_KERNELS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_alone() -> None:
+    """As in an engine's process, where the cores are the lanes'. What tests compute to compare with is small."""
+    use_torch_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lanes_take_turns_with_tests() -> Iterator[None]:
+    """Lanes give way to what answers on their cores. Here that would be the tests of another process, which compute:
+    at each operation of a team one thread would wait for the end of their turn.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "_let_others_begin_at_once", lambda: None)
+        yield

@@ -16,6 +16,11 @@ from pdmux_actor.models.torch_threads import use_torch_threads
 from pdmux_actor.scheduling.launch import Lane
 
 
+@pytest.fixture(scope="module", autouse=True)
+def lanes_take_turns_with_tests() -> None:
+    """Not here: that lanes give way is what is tested."""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="core affinity exists on Linux only")
 def test_pinned_thread__parallel_work__stays_on_its_cores() -> None:
     cores = available_cores()[-1:]
