@@ -10,6 +10,9 @@
 {{- include "muxfleet.checkPods" (dict "root" . "fleet" $fleet) -}}
 {{- include "muxfleet.checkObjectLabels" . -}}
 {{- include "muxfleet.checkFolders" (dict "root" . "fleet" $fleet) -}}
+{{- if and .Values.tests.enabled $fleet.gateway.api_keys (not (include "muxfleet.isRolling" .)) (not (include "muxfleet.testsKey" .)) -}}
+{{- include "muxfleet.refuse" (dict "key" "tests.existingSecret" "value" "" "remedy" "helm test asks the gateway, which asks for keys; name a Secret with one, or set tests.enabled: false") -}}
+{{- end -}}
 {{- if and (include "muxfleet.isRolling" .) $fleet.gateway.api_keys (not .Values.upgrade.existingSecret) -}}
 {{- include "muxfleet.refuse" (dict "key" "upgrade.existingSecret" "value" "" "remedy" "the rolling update asks the gateway, which asks for keys, whether the fleet is whole; name a Secret with a key made by muxfleet keys new --admin, or choose another upgrade.strategy") -}}
 {{- end -}}

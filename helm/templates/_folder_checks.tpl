@@ -28,6 +28,16 @@
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.api_keys" "value" $root.Values.fleet.gateway.api_keys "remedy" (printf "pods of pool %s have no Secret or volume there; name the Secret in apiKeys.existingSecret and write /etc/muxfleet/api-keys/KEY" .)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $cache.readOnly (not $cache.existingClaim) -}}
+{{- include "muxfleet.refuse" (dict "key" "modelCache.readOnly" "value" true "remedy" "a claim that the chart makes is empty, and nothing could be written into it; name a filled one in modelCache.existingClaim") -}}
+{{- end -}}
+{{- if include "muxfleet.readsOnly" $root -}}
+{{- range $key, $folder := dict "state.folder" (default "" .fleet.state.folder) "gateway.batches.folder" (default "" .fleet.gateway.batches.folder) -}}
+{{- if hasPrefix (printf "%s/" (clean $cache.mountPath)) (printf "%s/" $folder) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.%s" $key) "value" $folder "remedy" "is written to, and pods mount the model cache to read from only; name a folder of a volume of yours") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $cache.enabled (not $cache.existingClaim) (not (has "ReadWriteMany" $cache.accessModes)) -}}
 {{- if not (has "ReadWriteOnce" $cache.accessModes) -}}
 {{- include "muxfleet.refuse" (dict "key" "modelCache.accessModes" "value" $cache.accessModes "remedy" "the chart makes this claim, and nothing could be written into it; write [ReadWriteMany], or name a filled claim in modelCache.existingClaim") -}}

@@ -60,6 +60,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- default (printf "%s-models" (include "muxfleet.fullname" .)) .Values.modelCache.existingClaim -}}
 {{- end -}}
 
+{{/* Whether pods mount the claim to read from it only. */}}
+{{- define "muxfleet.readsOnly" -}}
+{{- $cache := .Values.modelCache -}}
+{{- if and $cache.enabled (or $cache.readOnly (and $cache.existingClaim (eq (toJson $cache.accessModes) "[\"ReadOnlyMany\"]"))) -}}true{{- end -}}
+{{- end -}}
+
 {{- define "muxfleet.isRolling" -}}
 {{- if eq .Values.upgrade.strategy "RollingUpdate" -}}true{{- end -}}
 {{- end -}}
@@ -99,4 +105,13 @@ spec:
 {{/* The job label that Prometheus gives to the series of this release's gateways. */}}
 {{- define "muxfleet.gatewayJob" -}}
 {{- printf "%s/%s-gateway" .Release.Namespace (include "muxfleet.fullname" .) -}}
+{{- end -}}
+
+{{/* Where the key for `helm test` is; empty without one. */}}
+{{- define "muxfleet.testsKey" -}}
+{{- if .Values.tests.existingSecret -}}
+{{- dict "name" .Values.tests.existingSecret "key" .Values.tests.key | toJson -}}
+{{- else if .Values.upgrade.existingSecret -}}
+{{- dict "name" .Values.upgrade.existingSecret "key" .Values.upgrade.key | toJson -}}
+{{- end -}}
 {{- end -}}

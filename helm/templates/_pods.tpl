@@ -26,7 +26,12 @@ muxfleet.io/template: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Takes root, group (values of head or of a worker group), component, pool, resources, ports, grace. */}}
+{{/* A command that asks a port of its own pod. Takes a list of seconds and port/path. */}}
+{{- define "muxfleet.healthy" -}}
+wget --no-proxy -q -T {{ first . }} -O- http://localhost:{{ last . }} | grep -q success
+{{- end -}}
+
+{{/* Takes root, group (values of head or of a worker group), component, pool, resources, ports, grace, gatewayPort. */}}
 {{- define "muxfleet.podTemplate" -}}
 {{- $values := .root.Values -}}
 metadata:
@@ -86,16 +91,24 @@ spec:
       # Slow nodes may take long to join the cluster; models are loaded later and hold no probe up.
       startupProbe:
         exec:
-          command: [bash, -c, "wget -q -T 2 -O- http://localhost:52365/api/local_raylet_healthz | grep -q success"]
+          command: [bash, -c, {{ include "muxfleet.healthy" (list 2 "52365/api/local_raylet_healthz") | quote }}]
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: {{ div ($values.startup.deadlineSeconds | int64) 10 }}
+      # KubeRay's asks the same, but through a proxy where http_proxy is set, and one answer that needs more than two
+      # seconds takes the worker out of the Service.
+      readinessProbe:
+        exec:
+          command: [bash, -c, {{ printf "%s && %s" (include "muxfleet.healthy" (list 4 "52365/api/local_raylet_healthz")) (include "muxfleet.healthy" (list 4 (printf "%d/-/healthz" (.gatewayPort | int64)))) | quote }}]
+        periodSeconds: 5
+        timeoutSeconds: 10
+        failureThreshold: 2
       {{- end }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: home, mountPath: /var/lib/muxfleet}
         {{- if $values.modelCache.enabled }}
-        - {name: models, mountPath: {{ $values.modelCache.mountPath }}}
+        - {name: models, mountPath: {{ $values.modelCache.mountPath }}{{ if include "muxfleet.readsOnly" .root }}, readOnly: true{{ end }}}
         {{- end }}
         {{- if $values.apiKeys.existingSecret }}
         - {name: api-keys, mountPath: /etc/muxfleet/api-keys, readOnly: true}
@@ -110,7 +123,7 @@ spec:
     - {name: tmp, emptyDir: {}}
     - {name: home, emptyDir: {}}
     {{- if $values.modelCache.enabled }}
-    - {name: models, persistentVolumeClaim: {claimName: {{ include "muxfleet.claimName" .root }}}}
+    - {name: models, persistentVolumeClaim: {claimName: {{ include "muxfleet.claimName" .root }}{{ if include "muxfleet.readsOnly" .root }}, readOnly: true{{ end }}}}
     {{- end }}
     {{- with $values.apiKeys.existingSecret }}
     - {name: api-keys, secret: {secretName: {{ . }}}}
@@ -139,7 +152,9 @@ spec:
 {{- define "muxfleet.chartEnv" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
-{{- $cache := ternary $values.modelCache.mountPath "/var/lib/muxfleet" $values.modelCache.enabled -}}
+{{- $shared := printf "%s/huggingface" (trimSuffix "/" $values.modelCache.mountPath) -}}
+{{- $readsOnly := eq (include "muxfleet.readsOnly" $root) "true" -}}
+{{- $isShared := and $values.modelCache.enabled (not $readsOnly) -}}
 - {name: HOME, value: /var/lib/muxfleet}
 - {name: XDG_CACHE_HOME, value: /var/lib/muxfleet/.cache}
 {{- if ne $values.rayAuth.mode "token" }}
@@ -148,7 +163,12 @@ spec:
 {{- end }}
 - {name: TRITON_CACHE_DIR, value: /var/lib/muxfleet/.cache/triton}
 - {name: TORCHINDUCTOR_CACHE_DIR, value: /var/lib/muxfleet/.cache/torchinductor}
-- {name: HF_HOME, value: {{ printf "%s/huggingface" (trimSuffix "/" $cache) }}}
+- {name: HF_HOME, value: {{ ternary $shared "/var/lib/muxfleet/huggingface" $isShared }}}
+{{- if $readsOnly }}
+# What the library writes besides goes to HF_HOME.
+- {name: HF_HUB_CACHE, value: {{ printf "%s/hub" $shared }}}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
 # A replica whose loop stands is ended at once: asked gently, it would have until the end of its drain.
 - {name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS, value: "1"}
 # On SIGTERM Ray drains a worker for so long; the head, which runs nothing of ours, goes at once and is back the sooner.
@@ -258,7 +278,12 @@ idleTimeoutSeconds: {{ default $values.autoscaling.idleTimeoutSeconds $group.idl
 labels:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-rayStartParams: {}
+rayStartParams:
+  {{- if eq .pool.device "cuda" }}
+  # KubeRay and Ray's autoscaler know GPUs by what a resource's name ends with, and not all the same.
+  num-gpus: {{ .pool.gpus_per_node | int64 | toString | quote }}
+  {{- else }} {}
+  {{- end }}
 template:
-  {{- include "muxfleet.labelledTemplate" (dict "root" .root "group" $group "component" "worker" "pool" .pool.name "ports" $ports "resources" $resources "grace" $grace "labels" .pool.node_labels) | nindent 2 }}
+  {{- include "muxfleet.labelledTemplate" (dict "gatewayPort" .fleet.gateway.port "root" .root "group" $group "component" "worker" "pool" .pool.name "ports" $ports "resources" $resources "grace" $grace "labels" .pool.node_labels) | nindent 2 }}
 {{- end -}}

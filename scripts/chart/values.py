@@ -31,6 +31,11 @@ OLDEST_RAY = "2.60.0"
 """As in pyproject.toml, which a test compares."""
 
 
+RoutedPaths = Annotated[list[Annotated[str, StringConstraints(pattern="^/")]], Field(min_length=1)]
+PUBLIC_PATHS = ("/v1", "/tokenize", "/detokenize", "/health", "/ready", "/version", "/openapi.json")
+"""As in docs/security.md."""
+
+
 class Gateways(Section):
     """Pods for gateways alone, without GPUs. `pools.gateways` says what they look like."""
 
@@ -143,6 +148,8 @@ class ModelCache(Section):
     """Default: the cluster's default class."""
     access_modes: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"]] = ["ReadWriteMany"]
     """Pods on several nodes need ReadWriteMany."""
+    read_only: bool = False
+    """Pods only read the existing claim, and ask no hub (HF_HUB_OFFLINE). Follows from accessModes: [ReadOnlyMany]."""
     size: Quantity = "200Gi"
     """Of the claim."""
     keep: bool = True
@@ -173,8 +180,8 @@ class Ingress(Section):
     """Switch response buffering off and the read timeout up for streams; names differ by controller."""
     host: str = ""
     """Empty: every host."""
-    path: Annotated[str, StringConstraints(pattern="^/")] = "/"
-    """Prefix; the gateway serves at /."""
+    paths: RoutedPaths = list(PUBLIC_PATHS)
+    """Prefixes that are routed. Metrics, /fleet and /console stay inside by default; [/] routes all."""
     tls: IngressTls = []
     """Hosts and the Secrets with their certificates."""
 
@@ -195,6 +202,8 @@ class HttpRoute(Section):
     """Gateways that take it, for example [{name: public, namespace: infra}]."""
     hostnames: list[str] = []
     """Empty: every host of the Gateway."""
+    paths: RoutedPaths = list(PUBLIC_PATHS)
+    """Prefixes that are routed, as of the Ingress."""
     annotations: StringMap = {}
     """Of the route."""
     request_timeout: str = "0s"
@@ -207,7 +216,7 @@ class NetworkPolicy(Section):
     enabled: bool = False
     """Make one for all pods of the release."""
     clients: NetworkPolicyPeers = []
-    """Who may reach the gateway's port. Empty: everyone in the cluster."""
+    """Who may reach the gateway's port. Empty: everyone. An Ingress or Gateway controller is one of them."""
     operator_namespace: DnsLabel = ""
     """Where KubeRay's operator runs. Empty: any namespace."""
     monitoring_namespace: DnsLabel = ""
@@ -292,7 +301,7 @@ class TestPod(Section):
     model: str = ""
     """Default: the first model of the fleet."""
     existing_secret: SecretName = ""
-    """Secret with an API key, where the gateway asks for keys."""
+    """Secret with an API key, where the gateway asks for keys. Default: that of upgrade.existingSecret."""
     key: Annotated[str, StringConstraints(min_length=1)] = "api-key"
     """Key in that Secret."""
     timeout_seconds: PositiveInt = 120
@@ -341,6 +350,7 @@ class ChartValues(Section):
     pod_security_context: PodSecurityContext = {
         "runAsNonRoot": True,
         "fsGroup": 10001,
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     """On OpenShift set fsGroup to null: it gives a range of its own."""

@@ -37,22 +37,24 @@ def request_of(deployment: dict[str, Any]) -> ResourceRequest:
 
 
 @pytest.mark.parametrize(
-    "device",
+    ("device", "gpu_resource"),
     [
-        {"device": "simulated", **_H100},
-        {"device": "cuda", **_H100},
-        {"device": "cpu", "cores": 2},
+        ({"device": "simulated", **_H100}, "nvidia.com/gpu"),
+        ({"device": "cuda", **_H100}, "nvidia.com/gpu"),
+        ({"device": "cuda", **_H100}, "nvidia.com/mig-3g.40gb"),
+        ({"device": "cpu", "cores": 2}, "nvidia.com/gpu"),
     ],
-    ids=["simulated", "cuda", "cpu"],
+    ids=["simulated", "cuda", "slices", "cpu"],
 )
 def test_units_that_wait__of_one_pool_of_two__nodes_of_that_pool_are_added_and_no_more_than_it_may_have(
-    helm: Helm, chart: Path, device: dict[str, Any]
+    helm: Helm, chart: Path, device: dict[str, Any], gpu_resource: str
 ) -> None:
     pools = [
         {"name": name, **device, "nodes": {"min": 1, "max": most}, "node_labels": {"p": name}}
         for name, most in (("first", 3), ("second", 5))
     ]
     values = {"fleet": {"models": [{"id": "a", "source": "org/a"}], "pools": pools}, "autoscaling": {"enabled": True}}
+    values["workers"] = {"gpuResource": gpu_resource}
     outcome = helm.template(chart, overrides=values)
     assert outcome.code == 0, outcome.errors
     service = ray_service(objects_of(outcome.output))

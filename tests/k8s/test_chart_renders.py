@@ -194,7 +194,7 @@ def test_pods__openshift__name_no_user_or_group(helm: Helm, chart: Path) -> None
     (values,) = [file for file in CI_VALUES if file.stem.startswith("openshift")]
     text = rendered(helm, chart, values)
 
-    assert not re.search(r"fsGroup|runAsUser|runAsGroup|supplementalGroups", text)
+    assert not re.search(r"fsGroup:|runAsUser|runAsGroup|supplementalGroups", text)
 
 
 def test_token__of_the_service_account__is_mounted_in_an_autoscaling_head_only(helm4: Helm, chart: Path) -> None:
@@ -355,6 +355,25 @@ def test_routes__service_of_the_gateway__is_the_one_kuberay_keeps_stable(helm4: 
 
     assert route["spec"]["rules"][0]["backendRefs"] == [{"name": "fleet-muxfleet-serve-svc", "port": 8000}]
     assert pod["spec"]["containers"][0]["env"][0]["value"] == "http://fleet-muxfleet-head-svc.llm.svc:8000"
+
+
+@pytest.mark.parametrize("kind", ["ingress", "httpRoute"])
+def test_routes__from_outside__are_the_public_ones_and_on_demand_all(helm4: Helm, chart: Path, kind: str) -> None:
+    """docs/security.md: metrics and control paths are not for the outside."""
+
+    def routed(*paths: str) -> list[str]:
+        own = {"enabled": True, "parentRefs": [{"name": "public"}]} if kind == "httpRoute" else {"enabled": True}
+        documents = objects(helm4, chart, {kind: own | ({"paths": list(paths)} if paths else {})})
+        if kind == "ingress":
+            return [p["path"] for p in of_kind(documents, "Ingress")[0]["spec"]["rules"][0]["http"]["paths"]]
+        return [m["path"]["value"] for m in of_kind(documents, "HTTPRoute")[0]["spec"]["rules"][0]["matches"]]
+
+    security = Path("docs/security.md").read_text()
+    (public,) = re.findall(r"^- \*\*Public\*\* .*?: (.*?)\. ", security, re.MULTILINE | re.DOTALL)
+    told = [path.removesuffix("/*") for path in re.findall("`(/[^`]*)`", public)]
+    assert len(told) > 4
+    assert sorted(routed()) == sorted(told)
+    assert routed("/") == ["/"]
 
 
 def test_objects__given_along__are_rendered_as_they_are(helm4: Helm, chart: Path) -> None:

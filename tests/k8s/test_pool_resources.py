@@ -51,3 +51,17 @@ def test_resources__of_all_workers__hold_for_a_pool_of_its_own_gpus(helm: Helm, 
         "requests": {"cpu": "2", "nvidia.com/gpu": 8},
         "limits": {"cpu": "3", "memory": "9Gi", "nvidia.com/gpu": 8},
     }
+
+
+def test_gpus__of_a_resource_that_ray_does_not_know__are_told_to_ray(helm: Helm, chart: Path) -> None:
+    """KubeRay counts names that end with gpu and MIG's, Ray's autoscaler the former alone."""
+    fleet = {"models": [{"id": "a", "source": "org/a"}], "pools": [EIGHT, {"name": "c", "node_labels": {"p": "c"}}]}
+    fleet["pools"][0] = EIGHT | {"node_labels": {"p": "p"}}
+    outcome = helm.template(chart, overrides={"fleet": fleet, "workers": {"gpuResource": "nvidia.com/gpu.shared"}})
+    assert outcome.code == 0, outcome.errors
+
+    gpu, cpu = ray_service(objects_of(outcome.output))["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+
+    assert gpu["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu.shared"] == 8
+    assert gpu["rayStartParams"] == {"num-gpus": "8"}
+    assert cpu["rayStartParams"] == {}

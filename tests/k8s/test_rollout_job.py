@@ -100,3 +100,11 @@ def test_rollout_job__long_release__has_a_name_that_kubernetes_takes(helm4: Helm
     (job,) = of_kind(objects(helm4, chart, {}, release="a" * 53), "Job")
 
     assert len(job["metadata"]["name"]) <= 63
+
+
+def test_rollout_job__and_its_pods__are_found_by_the_same_label(helm4: Helm, chart: Path) -> None:
+    """A Job that failed is deleted by it, so that Helm makes it anew."""
+    (job,) = of_kind(objects(helm4, chart, {}), "Job")
+
+    for metadata in (job["metadata"], job["spec"]["template"]["metadata"]):
+        assert metadata["labels"]["app.kubernetes.io/component"] == "rollout"

@@ -92,6 +92,7 @@ AROUND: dict[str, Any] = {
     "autoscaling": {"enabled": True},
     "upgrade": {"strategy": "NewCluster"},
     "modelCache": {"enabled": True},
+    "tests": {"enabled": False},
     "workers": {
         "volumes": [
             {"name": "keys", "secret": {"secretName": "keys"}},
