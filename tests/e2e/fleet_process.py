@@ -54,6 +54,7 @@ class FleetProcess:
         """It runs in the folder of the file. `environment`: RAY_ADDRESS, for a cluster that is already there. `options`
         go to `muxfleet up`. `prefix`: a program that executes what follows it. `start_s`: until it must serve.
         """
+        self.file = fleet_file
         self._start_s = start_s
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | dict(environment or {})
         patience = ("--wait", str(start_s), "--stop-wait", str(STOP_WAIT_S))

@@ -90,7 +90,7 @@ class Operator:
         status["activeServiceStatus"] = {**status.get("activeServiceStatus", {}), "rayClusterName": active or ""}
         status["pendingServiceStatus"] = {"rayClusterName": pending or ""}
         self.store.set_status(self._key("ray.io/v1", "rayservices", service), status)
-        if active:
+        if active and "serveService" in service["spec"]:
             self._reconcile_serve_service(service, active)
 
     def _reconcile_serve_service(self, service: dict[str, Any], cluster: str) -> None:

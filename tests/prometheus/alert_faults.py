@@ -91,6 +91,19 @@ async def kill_engines_as_they_come(fleet: FleetProcess) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
+async def spoil_a_checkpoint(fleet: FleetProcess) -> None:
+    """A file of a model is cut off, and its units have to load it anew."""
+    file = fleet.file.parent / MODEL / "tokenizer.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    try:
+        for process in _found(fleet, ENGINE):
+            process.kill()
+        await asyncio.Event().wait()
+    finally:
+        file.write_bytes(whole)
+
+
 async def long_prompts_of_a_neighbour(fleet: FleetProcess) -> None:
     """Another model of the same units prefills thousands of tokens again and again, and is asked for little else."""
     clients = (keep_asking(fleet.url, n, 1, model=_NEIGHBOUR, prompt_tokens=_LONG_TOKENS) for n in range(_LONG_CLIENTS))
@@ -120,6 +133,7 @@ FAULTS = (
         alerts=frozenset({"MuxfleetUnitDown", "MuxfleetServerErrors"}),
         strike=kill_engines_as_they_come,
     ),
+    Fault(name="checkpoint spoiled", alerts=frozenset({"MuxfleetModelNotLoaded"}), strike=spoil_a_checkpoint),
     Fault(
         name="fleet ended",
         alerts=frozenset({"MuxfleetGatewayDown"}),
