@@ -18,6 +18,20 @@
 {{- end -}}
 {{- end -}}
 
+{{/* That no default is gone, before a template stumbles over it. */}}
+{{- define "muxfleet.checkWhole" -}}
+{{- range $path := .Files.Get "files/needed-values.json" | fromJsonArray -}}
+{{- $node := $.Values -}}
+{{- $isThere := true -}}
+{{- range $key := splitList "." $path -}}
+{{- if and $isThere (kindIs "map" $node) (hasKey $node $key) -}}{{- $node = get $node $key -}}{{- else -}}{{- $isThere = false -}}{{- end -}}
+{{- end -}}
+{{- if not $isThere -}}
+{{- include "muxfleet.refuse" (dict "key" $path "value" nil "remedy" "missing; --reuse-values takes the values of the former chart, which may have had no such key: upgrade with --reset-then-reuse-values, or name your file of values again. Where you wrote null, write a value, or nothing for the default") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "muxfleet.refuse" -}}
 {{- fail (printf "\n\nmuxfleet: %s = %s: %s\n" .key (toJson .value) .remedy) -}}
 {{- end -}}

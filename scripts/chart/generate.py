@@ -17,7 +17,7 @@ from scripts.chart.dashboards.grafana_json import dashboard_json
 from scripts.chart.dashboards.unit_rows import units_dashboard
 from scripts.chart.register_tables import documents, with_table
 from scripts.chart.serve_mapping import chart_files_data
-from scripts.chart.values_file import values_table, values_yaml
+from scripts.chart.values_file import needed_paths, values_table, values_yaml
 from scripts.chart.values_schema import values_schema
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +34,7 @@ def generated_files(root: Path = _ROOT) -> Mapping[Path, str]:
         },
         chart / "values.yaml": values_yaml(),
         chart / "values.schema.json": json.dumps(values_schema(), indent=1, sort_keys=True) + "\n",
+        chart / "files" / "needed-values.json": json.dumps(needed_paths(), indent=1) + "\n",
         chart / "files" / "fleet.json": json.dumps(chart_files_data(), indent=1, sort_keys=True) + "\n",
         **{
             chart / "files" / "dashboards" / f"{board.name}.json": dashboard_json(board)

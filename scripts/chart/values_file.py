@@ -33,6 +33,12 @@ def value_rows() -> Iterator[ValueRow]:
     yield from _rows(ChartValues, prefix="", depth=0)
 
 
+def needed_paths() -> list[str]:
+    """Values that the templates cannot do without; values.yaml has them all."""
+    others = ("fleet", "global", "kuberay-operator")
+    return [row.path for row in value_rows() if row.default not in (None, "null") and not row.path.startswith(others)]
+
+
 def values_yaml() -> str:
     lines = [_HEADER.rstrip()]
     for row in value_rows():
