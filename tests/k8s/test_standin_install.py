@@ -91,7 +91,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"head": {"volumeMounts": [{"name": "home", "mountPath": "/tmp"}]}},
         '"/tmp": another volume is mounted there',
     ),
-    "environment twice": ({"workers": {"env": [{"name": "HOME", "value": "/x"}]}}, "HOME is there 2 times"),
+    "environment of an extra object twice": (
+        {
+            "extraObjects": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"name": "x"},
+                    "spec": {"containers": [{"name": "x", "image": "x", "env": [{"name": "A"}, {"name": "A"}]}]},
+                }
+            ]
+        },
+        "A is there 2 times",
+    ),
     "label that is none": (
         {
             "extraObjects": [
