@@ -4,6 +4,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import IO, Any
 
 import msgspec
@@ -46,6 +47,7 @@ class KeptFiles:
         file_id: str | None = None,
     ) -> KeptFile:
         """Keeps the bytes first: a file that is listed is whole. With a `file_id` of before, it takes its place."""
+        is_new = file_id is None
         file_id = file_id or f"file-{secrets.token_hex(16)}"
         num_bytes = self._store.put(f"{owner}/files/{file_id}.content", source)
         now_s = time.time()
@@ -57,7 +59,13 @@ class KeptFiles:
             filename=filename.rsplit("/", 1)[-1][:_MAX_NAME] or "file",
             purpose=purpose,
         )
-        self._store.write(f"{owner}/files/{file_id}.json", msgspec.json.encode(kept))
+        try:
+            self._store.write(f"{owner}/files/{file_id}.json", msgspec.json.encode(kept))
+        except OSError:
+            if is_new:  # nobody can ask for it, nor delete it
+                with suppress(OSError):
+                    self._store.delete(f"{owner}/files/{file_id}.content")
+            raise
         return kept
 
     def get(self, owner: str, file_id: str) -> KeptFile | None:

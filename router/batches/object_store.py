@@ -46,9 +46,9 @@ class ObjectStore:
             with _as_os_errors():
                 self._fs.pipe_file(self._at(path), data)
             return
-        draft = self._draft(path)
-        draft.write_bytes(data)
-        draft.replace(self._at(path))
+        with self._draft(path) as draft:
+            draft.write_bytes(data)
+            draft.replace(self._at(path))
 
     def create(self, path: str, data: bytes) -> bool:
         """Returns False, and changes nothing, where something is. In a folder this holds also against other processes;
@@ -56,12 +56,9 @@ class ObjectStore:
         """
         try:
             if self._is_local:
-                draft = self._draft(path)
-                draft.write_bytes(data)
-                try:
+                with self._draft(path) as draft:
+                    draft.write_bytes(data)
                     os.link(draft, self._at(path))
-                finally:
-                    draft.unlink()
             else:
                 with _as_os_errors():
                     self._fs.pipe_file(self._at(path), data, mode="create")
@@ -71,15 +68,13 @@ class ObjectStore:
 
     def put(self, path: str, source: IO[bytes]) -> int:
         """Copies a file; returns its bytes."""
-        target = self._draft(path) if self._is_local else None
-        with (
-            _as_os_errors(),
-            target.open("wb") if target is not None else self._fs.open(self._at(path), "wb") as copy,
-        ):
-            shutil.copyfileobj(source, copy, _CHUNK_BYTES)
-            num_bytes = int(copy.tell())
-        if target is not None:
-            target.replace(self._at(path))
+        if not self._is_local:
+            with _as_os_errors(), self._fs.open(self._at(path), "wb") as copy:
+                return _copied(source, copy)
+        with self._draft(path) as draft:
+            with draft.open("wb") as copy:
+                num_bytes = _copied(source, copy)
+            draft.replace(self._at(path))
         return num_bytes
 
     def open(self, path: str) -> IO[bytes]:
@@ -117,11 +112,22 @@ class ObjectStore:
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _draft(self, path: str) -> Path:
+    @contextlib.contextmanager
+    def _draft(self, path: str) -> Iterator[Path]:
+        """Names a file beside it that is gone afterwards, also where the disk was full before it was whole."""
         at = Path(self._at(path))
         with contextlib.suppress(FileExistsError):
             at.parent.mkdir(parents=True, exist_ok=True)
-        return at.with_name(f".{at.name}.{secrets.token_hex(4)}")
+        draft = at.with_name(f".{at.name}.{secrets.token_hex(4)}")
+        try:
+            yield draft
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _copied(source: IO[bytes], copy: IO[bytes]) -> int:
+    shutil.copyfileobj(source, copy, _CHUNK_BYTES)
+    return int(copy.tell())
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A file that comes as multipart/form-data."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
+from router.errors import BatchesUnavailable, BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
 from router.http.streaming import ClientDisconnected
 
 _FORM_BYTES = 64 * 1024  # beside the file
+_RETRY_S = 30
 _SHORTEST_S, _LONGEST_S = 3600, 2_592_000  # OpenAI's: an hour, thirty days
 
 
@@ -31,7 +33,9 @@ class Upload:
 
 @asynccontextmanager
 async def uploaded(request: Request, *, max_bytes: int, timeout_s: float) -> AsyncIterator[Upload]:
-    """Raises BodyTooLarge, RequestTimeout, UnsupportedMediaType, InvalidRequest."""
+    """Raises BodyTooLarge, RequestTimeout, UnsupportedMediaType, InvalidRequest; BatchesUnavailable: there is no room
+    for temporary files.
+    """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise UnsupportedMediaType(header="Content-Type", got=content_type, wanted="send multipart/form-data")
@@ -55,6 +59,9 @@ async def uploaded(request: Request, *, max_bytes: int, timeout_s: float) -> Asy
         raise RequestTimeout(limit_s=timeout_s) from error
     except ClientDisconnect as error:
         raise ClientDisconnected from error
+    except OSError as error:
+        reason = f"no room for temporary files in {tempfile.gettempdir()}: {error.strerror}"
+        raise BatchesUnavailable(reason=reason, retry_after_s=_RETRY_S) from error
     except HTTPException as error:
         raise InvalidRequest(f"The form cannot be read: {error.detail}") from error
     try:
