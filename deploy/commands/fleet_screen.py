@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,7 +20,6 @@ from deploy.local.ray_environment import ray_environment
 from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot, this_machine
 from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 from deploy.local.supervisor import Supervisor, supervised
-from deploy.local.terminable import terminable
 from deploy.serve.render import logical_cpus, without_node_labels
 
 if TYPE_CHECKING:
@@ -64,18 +63,15 @@ def fleet_on_screen(
     began_s = time.monotonic()
     supervisor = Supervisor(stop_s=stop_s, tell=lambda line: console.print(line, style="yellow", soft_wrap=True))
     screen = StartScreen(console, began_s, supervisor.now_in)
-    with terminable(), supervised(supervisor):
+    with supervised(supervisor):
         supervisor.limit_start(wait_s)
         with screen, _cluster(fleet, screen, supervisor, is_verbose=is_verbose):
             # Ray reads its environment when it is imported.
             from deploy.serve.serve_fleet import serve_fleet
 
             screen.line(f"Ray is up, deploying fleet {fleet.name!r}{'' if is_joining else _PROXY_WORDS[proxy]}")
-            # Terminable again: Ray has set a handler of its own meanwhile.
-            with (
-                terminable(),
-                serve_fleet(fleet, outlived_by_ray=is_joining, is_lost=lambda: supervisor.is_lost) as running,
-            ):
+            supervisor.heed_signals()  # Ray has set a handler of its own meanwhile
+            with serve_fleet(fleet, outlived_by_ray=is_joining, is_lost=lambda: supervisor.is_lost) as running:
                 remaining_s = max(1.0, began_s + wait_s - time.monotonic())
                 running.wait_until_ready(
                     on_change=screen.model,
@@ -85,17 +81,19 @@ def fleet_on_screen(
                 )
                 supervisor.now_serving()
                 screen.close()
-                with _announced(fleet, running.url, is_joining=is_joining):
+                with noted(fleet, running.url, console, is_joining=is_joining):
                     yield running
                 supervisor.now_ending()
                 if supervisor.verdict is None:
                     _last_words(console, "stopping")
 
 
-def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractContextManager[None]:
+@contextmanager
+def noted(fleet: FleetFile, url: str, console: Console, *, is_joining: bool) -> Iterator[None]:
     """`muxfleet apply` finds the fleet by that. A cluster that was there before is found by RAY_ADDRESS."""
     if is_joining:
-        return nullcontext()
+        yield
+        return
     from deploy.local.local_ray import cluster_address
 
     found = RunningFleet(
@@ -108,7 +106,18 @@ def _announced(fleet: FleetFile, url: str, *, is_joining: bool) -> AbstractConte
         started_s=process_started_s(),
         machine=this_machine(),
     )
-    return announced(running_fleets_folder(), found)
+    folder = running_fleets_folder()
+    with ExitStack() as notes:
+        try:
+            notes.enter_context(announced(folder, found))
+        except OSError as error:  # what was loaded may have filled the disk since it was checked
+            console.print(
+                f"`muxfleet apply`, `drain` and `cordon` will not find this fleet: {folder} cannot be written: "
+                f"{error.strerror}; make room there before its next start",
+                style="yellow",
+                soft_wrap=True,
+            )
+        yield
 
 
 def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: FleetFile) -> None:

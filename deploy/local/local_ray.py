@@ -39,12 +39,11 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     # Sockets in it have paths of at most 107 bytes: no deep TMPDIR. Ray lets everybody into its own folder: it lies in
     # one for its owner only.
     remove_left_behind(_SESSIONS)
-    folder = make_session_folder(_SESSIONS)
+    folder = _session_folder()
     session = folder / "ray"
-    session.mkdir()
     try:
         # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
-        with _start_errors(), chdir(session), _deaf_to_hangups():
+        with _start_errors(), _interrupted_by_its_handler(), chdir(session), _deaf_to_hangups():
             ray.init(
                 address="local",
                 num_cpus=math.ceil(num_cpus) + _SPARE_CPUS,
@@ -66,6 +65,18 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
             ray.shutdown()
         if not (is_verbose and _is_failing()):  # who asked for logs may want to read them
             _remove(folder)
+
+
+def _session_folder() -> Path:
+    try:
+        folder = make_session_folder(_SESSIONS)
+        (folder / "ray").mkdir()
+    except OSError as error:
+        raise FleetStartError(
+            reason=f"{_SESSIONS} cannot be written: {error.strerror}",
+            remedy="Ray has its session, its sockets and its logs there: make room there",
+        ) from error
+    return folder
 
 
 @contextmanager
@@ -119,6 +130,15 @@ def _deaf_to_hangups() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _interrupted_by_its_handler() -> Iterator[None]:
+    """SIGTERM finds a handler of Ray's while that starts, which exits with a code of its own."""
+    try:
+        yield
+    except SystemExit as asked:
+        raise KeyboardInterrupt from asked
 
 
 @contextmanager

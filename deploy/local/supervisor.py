@@ -15,13 +15,13 @@ import psutil
 from deploy.errors import DeployError, FleetLost, FleetStartError
 from deploy.local.cluster_parts import PartBack, PartEnded, PartsWatch
 from deploy.local.process_tree import ProcessTree
+from deploy.local.stop_signals import ASKED_TO_STOP, OWN_STOP, StopSignals
 from pdmux_actor.serving.quiet_pace import QuietPace
 
 _TICK_S = 0.25
 _LOOK_EVERY_S, _QUIET_LOOK_EVERY_S = 1.0, 5.0  # a look goes through all processes of the machine
 _AGAIN_S = 0.5  # a terminal that sends Ctrl-C twice at once means one
 _GRACE_S = 3.0  # what runs out of time says so by itself if it can
-_ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Supervisor:
@@ -42,9 +42,9 @@ class Supervisor:
         self._must_be_ready_s: float | None = None
         self._wait_s = 0.0
         self._ending_since_s: float | None = None
-        self._own_signals = 0
         self._looked_s = 0.0
         self._pace = QuietPace(busy_s=_LOOK_EVERY_S, quiet_s=_QUIET_LOOK_EVERY_S)
+        self._stop_signals = StopSignals()
         self._signals, self._wakeup = socket.socketpair()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -53,7 +53,12 @@ class Supervisor:
         for end in (self._signals, self._wakeup):
             end.setblocking(False)
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        self.heed_signals()
         self._thread.start()
+
+    def heed_signals(self) -> None:
+        """Signals stop the main thread from now on, also if others have set handlers of their own meanwhile."""
+        self._stop_signals.heed()
 
     def close(self) -> None:
         """A process that has lost its cluster stays watched until its end: Ray may still wait for it there."""
@@ -64,6 +69,7 @@ class Supervisor:
         self._thread.join()
         self._tree.close()
         signal.set_wakeup_fd(-1)
+        self._stop_signals.restore()
         self._signals.close()
         self._wakeup.close()
 
@@ -112,10 +118,7 @@ class Supervisor:
             received = self._signals.recv(64)
         except BlockingIOError:
             return
-        asked = sum(number in _ENDING_SIGNALS for number in received)
-        own = min(asked, self._own_signals)
-        self._own_signals -= own
-        if asked == own:
+        if not any(number in ASKED_TO_STOP for number in received):
             return
         if self._ending_since_s is None:
             self._ending_since_s = now_s
@@ -148,10 +151,9 @@ class Supervisor:
     def _interrupt(self, verdict: DeployError) -> None:
         self.verdict = verdict
         self._ending_since_s = time.monotonic()
-        self._own_signals += 1
         main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(main, OWN_STOP)
 
     def _end_by_force(self, why: str) -> None:
         self._tell(why if self.verdict is None else f"{self.verdict}\n{why}")

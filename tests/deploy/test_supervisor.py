@@ -36,14 +36,22 @@ with supervised(supervisor):
 
 
 class Stubborn:
-    def __init__(self, folder: Path, *, stop_s: float = 0.5, before: str = "", on_interrupt: str = "pass") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        stop_s: float = 0.5,
+        before: str = "",
+        on_interrupt: str = "pass",
+        on_sigint: signal.Handlers | Callable[..., None] = signal.default_int_handler,
+    ) -> None:
         program = STUBBORN.format(stop_s=stop_s, folder=str(folder), before=before, on_interrupt=on_interrupt)
         self.process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, on_sigint),
         )
         assert self.process.stdout is not None
         self.child = psutil.Process(int(self.process.stdout.readline().split()[1]))
@@ -63,8 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted__main_thread_goes_on__all_is_ended_by_force(folder: Path, how: signal.Signals) -> None:
-    handled = "signal.signal(signal.SIGTERM, handler); signal.signal(signal.SIGHUP, handler)"
-    program = Stubborn(folder, before=f"import signal; handler = signal.default_int_handler; {handled}")
+    program = Stubborn(folder)
 
     program.process.send_signal(how)
     code, out, _ = program.end()
@@ -115,6 +122,32 @@ def test_vital_part_ends__main_thread_is_interrupted_with_the_verdict(folder: Pa
 
     assert code == 1
     assert f"FleetLost: the fleet is lost: Ray's GCS (process {program.child.pid}) has ended" in err
+
+
+def test_vital_part_ends__sigint_is_ignored__main_thread_is_interrupted_all_the_same(folder: Path) -> None:
+    """As of what a script starts with `&`: `--restart` would else have to wait for an end by force."""
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(600)', '/gcs/gcs_server']"
+    vital = f"child.kill(); child = subprocess.Popen({sleeper})"
+    program = Stubborn(folder, before=vital, on_interrupt="raise", on_sigint=signal.SIG_IGN)
+
+    program.child.kill()
+    code, _, err = program.end()
+
+    assert code == 1
+    assert f"FleetLost: the fleet is lost: Ray's GCS (process {program.child.pid}) has ended" in err
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_again_at_once__what_is_taken_down_is_taken_down(folder: Path, second: signal.Signals) -> None:
+    """`timeout` tells a command and then its group; some terminals tell twice."""
+    program = Stubborn(folder, stop_s=PATIENCE_S, on_interrupt="time.sleep(2.0); child.kill(); print('done'); break")
+
+    program.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    program.process.send_signal(second)
+    code, out, err = program.end()
+
+    assert (code, out.endswith("done\n"), err) == (0, True, "")
 
 
 class ScriptedTree:

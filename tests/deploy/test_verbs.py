@@ -55,6 +55,27 @@ def test_help__whole_program__imports_nothing_slow() -> None:
     assert all(f"\n  {verb} " in run.stdout for verb in SUMMARIES)
 
 
+INTERRUPTED_AS_IT_STARTS = """
+import os, signal, sys
+
+class AtTyper:
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, AtTyper())
+from muxfleet.command_line import main
+main()
+"""
+
+
+def test_command__ctrl_c_while_it_is_imported__ends_without_a_traceback() -> None:
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED_AS_IT_STARTS], capture_output=True, text=True, timeout=120)
+
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+
+
 def test_unknown_verb__near_to_one__is_suggested() -> None:
     run = muxfleet("stauts")
 
