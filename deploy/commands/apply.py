@@ -60,8 +60,8 @@ def apply(
             is_made = not dry_run and bool(change.in_place or change.restarts)
             if is_made:
                 running.deploy()
-            if is_made and found is not None:  # for its `--restart`, which must have it also if nobody waits below
-                keep_applied(running_fleets_folder(), found, fleet.model_dump_json(exclude_defaults=True))
+            if is_made and found is not None:  # also if nobody waits below
+                _keep_for_restart(console, found, fleet)
         if is_made:
             try:
                 running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait)
@@ -79,6 +79,19 @@ def _show(console: Console, change: "FleetChange") -> None:
         console.print(f"not while it runs, start the fleet anew: {line}", style="yellow", soft_wrap=True)
     if not (change.in_place or change.restarts):
         console.print("nothing changes")
+
+
+def _keep_for_restart(console: Console, running: RunningFleet, fleet: FleetFile) -> None:
+    folder = running_fleets_folder()
+    try:
+        keep_applied(folder, running, fleet.model_dump_json(exclude_defaults=True))
+    except OSError as error:
+        console.print(
+            f"the change is made, but `up --restart` would go back to what was before: {folder} cannot be written: "
+            f"{error.strerror}; make room there and apply again",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def _found(fleet: FleetFile) -> tuple[str, FleetFile, RunningFleet | None]:

@@ -6,7 +6,7 @@ There is a file per fleet, which only its owner can read.
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def announced(folder: Path, fleet: RunningFleet) -> Iterator[None]:
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
+        _remove(file)
 
 
 def keep_applied(folder: Path, fleet: RunningFleet, fleet_file: str) -> None:
@@ -61,7 +61,7 @@ def take_applied(folder: Path) -> str | None:
         kept = file.read_text()
     except OSError:  # nothing was kept; whether the folder is any use is for others to say
         return None
-    file.unlink(missing_ok=True)
+    _remove(file)
     return kept
 
 
@@ -84,9 +84,14 @@ def running_fleets(folder: Path) -> Sequence[RunningFleet]:
         if fleet.boot == here and is_alive(fleet):
             found.append(fleet)
         else:
-            _applied(folder, fleet.boot, fleet.pid, fleet.started_s).unlink(missing_ok=True)
-            file.unlink(missing_ok=True)
+            _remove(_applied(folder, fleet.boot, fleet.pid, fleet.started_s))
+            _remove(file)
     return found
+
+
+def _remove(file: Path) -> None:
+    with suppress(OSError):  # gone already; or the folder cannot be written: nobody takes it for one that runs
+        file.unlink()
 
 
 def find_fleet(folder: Path, name: str) -> RunningFleet:

@@ -21,10 +21,14 @@ class _Owner(msgspec.Struct, frozen=True):
 
 
 def make_session_folder(parent: Path) -> Path:
-    """Makes one for this process, which only its user can read. Raises OSError."""
+    """Makes one for this process, which only its user can read. Raises OSError, and leaves none then."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     owner = _Owner(boot=this_boot(), pid=os.getpid(), started_s=process_started_s())
-    (folder / _OWNER).write_bytes(msgspec.json.encode(owner))
+    try:
+        (folder / _OWNER).write_bytes(msgspec.json.encode(owner))
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 

@@ -10,6 +10,7 @@ from deploy.errors import ClusterUnreachable, FleetStartError, SourceNotFound
 from deploy.fleet_file.settings import FleetFile
 
 _CONNECT_S = 5.0
+_NOTES_BYTES = 64 * 1024  # an empty file can be made on a disk that is full
 _WITHOUT_ADDRESS = frozenset({"auto", "local"})  # Ray finds out by itself, at once
 
 
@@ -17,12 +18,13 @@ def check_notes_folder(folder: Path) -> None:
     """`folder`: where a running fleet is noted."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_NOTES_BYTES))
     except OSError as error:
         raise FleetStartError(
             reason=f"{folder} cannot be written: {error.strerror}",
-            remedy="`muxfleet apply` finds fleets by what is noted there; set XDG_CACHE_HOME to a folder of yours",
+            remedy="`muxfleet apply` finds fleets by what is noted there; make room there, or set XDG_CACHE_HOME to a "
+            "folder of yours",
         ) from error
 
 

@@ -4,6 +4,7 @@ What downloads is imported when it is asked for: with its HTTP client it is a th
 before it is ready, and most read a folder.
 """
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,8 @@ from huggingface_hub import constants
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.download_bar import DownloadBar
 from pdmux_actor.models.load_progress import OnProgress
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def downloaded(
@@ -72,11 +75,23 @@ def _told_plainly(model: str, repository: str, revision: str | None) -> Iterator
             reason=f"{repository!r} is neither a folder nor a Hugging Face id ({error})",
             remedy="give an existing folder or an id such as Qwen/Qwen3-0.6B",
         ) from error
-    except Exception as error:  # a connection that breaks off, a proxy: the library lets its HTTP client's through
+    except OSError as error:
+        if error.errno not in _FULL and error.filename is None:  # of the network
+            raise _failed(model, repository, revision, error) from error
         raise ModelLoadError(
             model=model,
-            reason=f"{repository!r} (revision {revision or 'main'}) is no local folder and the download failed: "
-            f"{' '.join(str(error).split())}",
-            remedy=f"check the id, the revision, the network to {constants.ENDPOINT} and HF_TOKEN, name a mirror in "
-            "HF_ENDPOINT, or give a local folder",
+            reason=f"{repository!r} cannot be downloaded into {constants.HF_HUB_CACHE}: {error.strerror}",
+            remedy="make room there, or set HF_HOME to a folder of yours with room",
         ) from error
+    except Exception as error:  # a connection that breaks off, a proxy: the library lets its HTTP client's through
+        raise _failed(model, repository, revision, error) from error
+
+
+def _failed(model: str, repository: str, revision: str | None, error: Exception) -> ModelLoadError:
+    return ModelLoadError(
+        model=model,
+        reason=f"{repository!r} (revision {revision or 'main'}) is no local folder and the download failed: "
+        f"{' '.join(str(error).split())}",
+        remedy=f"check the id, the revision, the network to {constants.ENDPOINT} and HF_TOKEN, name a mirror in "
+        "HF_ENDPOINT, or give a local folder",
+    )

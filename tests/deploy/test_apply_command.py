@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from deploy.cli import main
 from deploy.errors import FleetStartError
@@ -80,6 +81,21 @@ def test_apply__models_do_not_get_ready_in_time__is_kept_for_a_restart_all_the_s
     assert "the change was made and the fleet runs, but models not ready: a; `muxfleet status`" in told
     assert "-v" not in told
     assert '"ttft_s":7.0' in (take_applied(fleets) or "")
+
+
+def test_apply__change_cannot_be_kept_for_a_restart__is_made_and_said(
+    fleets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fleet is another one by then: who applied must hear what became of its models, too."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILE)
+    with announced(fleets, running_here()), full_disk(), pytest.raises(SystemExit) as ended:
+        main(["apply", str(file)])
+
+    out, err = capsys.readouterr()
+    assert ended.value.code == 1
+    assert f"would go back to what was before: {fleets} cannot be written: File too large; make room there" in out
+    assert "the change was made and the fleet runs, but models not ready: a" in err
 
 
 def run(*arguments: str) -> object:

@@ -1,3 +1,4 @@
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,19 @@ def test_running_fleets__announced__is_found_by_name_and_gone_after(tmp_path: Pa
             find_fleet(tmp_path, "other")
 
     assert not list(tmp_path.iterdir())
+
+
+def test_running_fleets__folder_cannot_be_written_any_more__are_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(file))
+
+    gone = running("gone", pid=1, started_s=1.0)
+    (tmp_path / "gone.json").write_bytes(msgspec.json.encode(gone))
+    monkeypatch.setattr(Path, "unlink", refuse)
+
+    assert not running_fleets(tmp_path)
 
 
 def test_running_fleets__machines_time_is_set__are_found_and_restart_as_applied(

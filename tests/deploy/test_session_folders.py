@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from deploy.local.running_fleets import this_boot
 from deploy.local.session_folders import make_session_folder, remove_left_behind
@@ -19,6 +20,14 @@ def left_behind(parent: Path, **changes: object) -> Path:
     owner = folder / "owner.json"
     owner.write_text(json.dumps({**json.loads(owner.read_text()), "started_s": 1.0, **changes}))
     return folder
+
+
+def test_make_session_folder__disk_full__leaves_none_behind(tmp_path: Path) -> None:
+    """Nobody could tell later whose it was."""
+    with full_disk(), pytest.raises(OSError, match="large"):
+        make_session_folder(tmp_path)
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_remove_left_behind__its_process_is_gone__is_removed(tmp_path: Path) -> None:

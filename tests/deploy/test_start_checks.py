@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from deploy.cli import main
 from deploy.errors import ClusterUnreachable, FleetStartError, SourceNotFound
@@ -36,6 +37,12 @@ def test_gpus__fleet_without__are_not_counted(device: str) -> None:
 def test_notes_folder__not_writable__is_said_with_the_remedy(place: str) -> None:
     with pytest.raises(FleetStartError, match=f"{place} cannot be written: .*XDG_CACHE_HOME"):
         check_notes_folder(Path(place))
+
+
+def test_notes_folder__its_disk_is_full__is_said_with_the_remedy(tmp_path: Path) -> None:
+    """An empty file can be made there all the same."""
+    with full_disk(), pytest.raises(FleetStartError, match=r"cannot be written: File too large; .*make room there"):
+        check_notes_folder(tmp_path)
 
 
 def test_notes_folder__not_there__is_made_for_its_owner(tmp_path: Path) -> None:

@@ -130,6 +130,25 @@ def test_resolve_checkpoint__download_breaks_off__goes_on_where_it_stood(tmp_pat
     assert ranges == [None, "bytes=10485760-"]
 
 
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, -1))\n"
+
+
+def test_resolve_checkpoint__disk_full__says_where_to_make_room(hub: FakeHub, tmp_path: Path) -> None:
+    told = downloaded(hub, tmp_path, FULL_DISK + PROGRAM)
+
+    assert told["reason"].startswith(f"'{REPO}' cannot be downloaded into {tmp_path}/hub: File too large")
+    assert told["remedy"] == "make room there, or set HF_HOME to a folder of yours with room"
+
+
+def test_resolve_checkpoint__cache_cannot_be_written__says_which_and_what_to_set(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    told = downloaded(hub, tmp_path / "file" / "home")
+
+    assert f"{tmp_path}/file/home/hub: Not a directory" in told["reason"]
+    assert "HF_HOME" in told["remedy"]
+
+
 def test_resolve_checkpoint__offline__takes_what_is_there_and_asks_nobody(hub: FakeHub, tmp_path: Path) -> None:
     there = downloaded(hub, tmp_path)
     hub.asked.clear()
