@@ -187,7 +187,7 @@ class ControlLoop:
     def status(self, now_s: float) -> FleetStatus:
         self._tick(now_s)
         return FleetStatus(
-            models=model_states(self._model_needs(), self._asleep, now_s),
+            models=model_states(self._model_needs(), self._leases, self._asleep, now_s),
             units=unit_states(self._fleet, now_s),
             policy=self._catalog.policy,
             plan=self._migration.plan,

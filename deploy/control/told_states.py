@@ -1,21 +1,36 @@
 """Says how far models and units are, for a person who asks."""
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 from deploy.control.fleet_status import ModelState, UnitStatus
+from deploy.control.leases import LeaseBook
 from deploy.control.model_needs import ModelNeeds
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import CatalogModel
-from pdmux_actor.lease import LoadProgress, LoadStage, ModelStatus
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelAssignment, ModelPhase, ModelStatus, UnitReport
 
 
-def model_states(needs: ModelNeeds, asleep: Set[str], now_s: float) -> tuple[ModelState, ...]:
+def model_states(needs: ModelNeeds, leases: LeaseBook, asleep: Set[str], now_s: float) -> tuple[ModelState, ...]:
+    """A unit that has not heard yet that a model shall have other weights is on the way there."""
+    wanted = {m.id: m.assignment(0) for m in needs.catalog.models}
     statuses: dict[str, list[tuple[str, ModelStatus]]] = defaultdict(list)
     for unit in needs.fleet.registry:
         for status in unit.report.models:
+            if status.phase is ModelPhase.READY and not _has_taken(leases, unit.report, wanted, status.model):
+                status = replace(status, phase=ModelPhase.LOADING)
             statuses[status.model].append((unit.unit_id, status))
     return tuple(_model_state(m, needs, statuses.get(m.id, []), m.id in asleep, now_s) for m in needs.catalog.models)
+
+
+def _has_taken(leases: LeaseBook, report: UnitReport, wanted: Mapping[str, ModelAssignment], model: str) -> bool:
+    """With the weights of its base, where it is an adapter."""
+    named = wanted.get(model)
+    if named is None:
+        return True
+    base = None if named.base is None else wanted.get(named.base)
+    return leases.has_taken(report, named) and (base is None or leases.has_taken(report, base))
 
 
 def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:

@@ -1,6 +1,6 @@
 """A small model of units under a control loop, in virtual time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -61,9 +61,11 @@ def catalog_model(
     return CatalogModel(settings=settings, dtype=None, created_s=7, spec=spec, problem=None if spec else "not found")
 
 
-def adapter_model(model: str, base: CatalogModel, *, sleeps_after_s: float | None = None) -> CatalogModel:
+def adapter_model(
+    model: str, base: CatalogModel, *, sleeps_after_s: float | None = None, adapter: str | None = None
+) -> CatalogModel:
     replicas = {} if sleeps_after_s is None else {"min": 0, "idle_after_s": sleeps_after_s}
-    section = {"id": model, "base": base.id, "adapter": f"/adapters/{model}", "replicas": replicas}
+    section = {"id": model, "base": base.id, "adapter": adapter or f"/adapters/{model}", "replicas": replicas}
     settings = ModelSection.model_validate(section)
     return CatalogModel(settings=settings, dtype=None, created_s=7, spec=None, base=base.settings)
 
@@ -153,14 +155,20 @@ class FakeUnit:
     def obey(self, lease: Lease) -> None:
         if self.lease is not None and lease.version <= self.lease.version:
             return
-        self.lease = lease
+        before, self.lease = self.lease, lease
         if lease.pool_blocks is not None and not self.phases:
             self.total_blocks = lease.pool_blocks
         wanted = [a.model for a in lease.models]
         kept = {m: ModelPhase.READY if p is ModelPhase.DRAINING else p for m, p in self.phases.items() if m in wanted}
+        kept |= dict.fromkeys(self._with_other_weights(before, lease) & kept.keys(), ModelPhase.LOADING)
         leaving = {m: ModelPhase.DRAINING for m, p in self.phases.items() if m not in wanted and p is ModelPhase.READY}
         self.phases = dict.fromkeys(wanted, ModelPhase.LOADING) | kept | leaving
         self.asleep &= {a.model for a in lease.asleep} | set(wanted)
+
+    @staticmethod
+    def _with_other_weights(before: Lease | None, lease: Lease) -> Set[str]:
+        sources = {} if before is None else {a.model: a.source for a in before.models}
+        return {a.model for a in lease.models if sources.get(a.model, a.source) != a.source}
 
     def progress(self) -> None:
         """What leaves is gone, then what loads is ready."""

@@ -1,0 +1,53 @@
+"""What the control loop says of models that were given other weights."""
+
+from fleet_model import World, adapter_model, catalog, catalog_model
+
+from pdmux_actor.lease import ModelPhase
+
+
+def ready_by_status(world: World) -> set[str]:
+    return {m.model for m in world.loop.status(world.now_s).models if m.is_ready}
+
+
+def test_status__model_gets_other_weights__is_ready_again_when_its_unit_has_taken_them() -> None:
+    """Else `muxfleet apply` would say that it is done before anybody has looked at them."""
+    world = World(catalog(catalog_model("a"), "b"), expected_units=1)
+    unit = world.start_unit()
+    world.beat(10)
+    assert ready_by_status(world) == {"a", "b"}
+
+    world.want(catalog(catalog_model("a", source="/other"), "b"))
+    assert ready_by_status(world) == {"b"}
+    world.beat()  # its report is of before, and is answered with the new lease
+    assert ready_by_status(world) == {"b"}
+    unit.broken = frozenset("a")
+    world.beat(3)
+    assert ready_by_status(world) == {"b"}
+
+    unit.broken = frozenset()
+    unit.phases["a"] = ModelPhase.LOADING  # it tries again
+    world.beat(3)
+    assert ready_by_status(world) == {"a", "b"}
+
+
+def test_status__base_gets_other_weights__its_adapter_is_not_ready_either() -> None:
+    world = World(catalog(base := catalog_model("a"), adapter_model("sql", base)), expected_units=1)
+    world.start_unit()
+    world.beat(10)
+    assert ready_by_status(world) == {"a", "sql"}
+
+    world.want(catalog(base := catalog_model("a", source="/other"), adapter_model("sql", base)))
+    assert ready_by_status(world) == set()
+    world.beat(6)
+    assert ready_by_status(world) == {"a", "sql"}
+
+
+def test_status__control_loop_restarts__models_are_ready_as_before() -> None:
+    world = World(catalog("a", "b"), expected_units=1)
+    world.start_unit()
+    world.beat(10)
+
+    world.restart_control_loop()
+    for _ in range(6):
+        world.beat()
+        assert ready_by_status(world) == {"a", "b"}
