@@ -1,6 +1,10 @@
 """The programs `muxfleet` and `muxfleet-haproxy`."""
 
+import atexit
+import os
 import sys
+import threading
+from contextlib import suppress
 
 from muxfleet.lean_serve import leave_pandas_out
 from muxfleet.own_packages import claim
@@ -20,6 +24,22 @@ def main() -> None:
         run()
     except KeyboardInterrupt:  # while all that was imported
         sys.exit(_INTERRUPTED)
+    except SystemExit as ended:
+        if "ray" in sys.modules and isinstance(ended.code, int | None):
+            _leave(ended.code or 0)
+        raise
+
+
+def _leave(code: int) -> None:
+    """Ends the process where Python would take itself apart: threads of Ray's core that has lost its cluster, or was
+    interrupted as it started, crash in that, and the shell hears of the crash.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python: who works on is waited for
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def haproxy() -> None:

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from deploy.environment import export_environment
 from deploy.errors import ClusterUnreachable, FleetStartError
+from deploy.local.native_errors import silence_native_errors
 from deploy.local.session_folders import make_session_folder, remove_left_behind
 from deploy.local.supervisor import Supervisor
 from deploy.local.terminable import terminable
@@ -59,6 +60,8 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     finally:
         supervisor.now_ending()
         if supervisor.is_lost:  # what is left of it answers nobody
+            if not is_verbose:
+                silence_native_errors()
             supervisor.kill_cluster()
             atexit.unregister(ray.shutdown)
         else:

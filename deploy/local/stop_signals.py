@@ -1,11 +1,11 @@
-"""What stops a supervised command: signals of people, and one of its own."""
+"""Stops a supervised command at signals of people, and at one of its supervisor."""
 
 import signal
 from types import FrameType
 
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWN_STOP = signal.SIGUSR1
-"""Of the supervisor to the main thread: SIGINT may be ignored, as by what a shell's script starts with `&`."""
+"""The supervisor sends it to the main thread: SIGINT may be ignored, as by what a shell's script starts with `&`."""
 
 
 class StopSignals:

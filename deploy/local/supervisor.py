@@ -14,6 +14,7 @@ import psutil
 
 from deploy.errors import DeployError, FleetLost, FleetStartError
 from deploy.local.cluster_parts import PartBack, PartEnded, PartsWatch
+from deploy.local.native_errors import silence_native_errors
 from deploy.local.process_tree import ProcessTree
 from deploy.local.stop_signals import ASKED_TO_STOP, OWN_STOP, StopSignals
 from pdmux_actor.serving.quiet_pace import QuietPace
@@ -157,6 +158,7 @@ class Supervisor:
 
     def _end_by_force(self, why: str) -> None:
         self._tell(why if self.verdict is None else f"{self.verdict}\n{why}")
+        silence_native_errors()
         self._tree.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -76,6 +76,37 @@ def test_command__ctrl_c_while_it_is_imported__ends_without_a_traceback() -> Non
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
 
 
+CRASHES_AS_PYTHON_ENDS = """
+import atexit, os, sys, threading, time, types
+
+class Crash:
+    def __del__(self, leave=os._exit):
+        leave(77)
+
+def work():
+    time.sleep(0.5)
+    print("worked")
+
+def run():
+    sys.modules["ray"] = types.ModuleType("ray")
+    threading.Thread(target=work).start()
+    atexit.register(print, "tidied up")
+    sys.exit(1)
+
+import deploy.cli
+deploy.cli.main = run
+from muxfleet.command_line import main
+crash = Crash()
+main()
+"""
+
+
+def test_command__with_ray__ends_with_its_own_code_and_not_with_a_crash_of_what_ray_leaves() -> None:
+    run = subprocess.run([sys.executable, "-c", CRASHES_AS_PYTHON_ENDS], capture_output=True, text=True, timeout=120)
+
+    assert (run.returncode, run.stdout, run.stderr) == (1, "worked\ntidied up\n", "")
+
+
 def test_unknown_verb__near_to_one__is_suggested() -> None:
     run = muxfleet("stauts")
 
