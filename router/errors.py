@@ -35,6 +35,7 @@ RouterError
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 
 class RouterError(Exception):
@@ -106,9 +107,15 @@ class ModelNotFound(RouterError):
 
 
 class InvalidApiKey(RouterError):
-    def __init__(self, *, missing: bool) -> None:
-        message = "You didn't provide an API key; send it as 'Authorization: Bearer KEY'."
-        super().__init__(message if missing else "Incorrect API key provided.", code="invalid_api_key")
+    def __init__(self, reason: Literal["missing", "wrong", "expired"]) -> None:
+        super().__init__(
+            {
+                "missing": "You didn't provide an API key; send it as 'Authorization: Bearer KEY'.",
+                "wrong": "Incorrect API key provided.",
+                "expired": "This API key has expired; ask the operator for a new one (muxfleet keys new).",
+            }[reason],
+            code="invalid_api_key",
+        )
 
 
 class ModelNotAllowed(RouterError):

@@ -1,5 +1,6 @@
 """muxfleet keys"""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,6 +8,7 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
+from deploy.commands.duration import seconds_of
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
@@ -37,6 +39,9 @@ def new(
     tighten_slo: Annotated[
         bool, typer.Option("--tighten-slo", help="Its requests may have tighter targets than their model's own.")
     ] = False,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Refused after so long, such as 90d or 12h; default: never.")
+    ] = None,
 ) -> None:
     """Make a key. It is printed once, on standard output; the file holds its hash.
 
@@ -54,6 +59,7 @@ def new(
             priority=priority,
             admin=admin,
             tighten_slo=tighten_slo,
+            expires=None if expires is None else _after(seconds_of(expires, option="--expires")),
         )
     except ValidationError as error:
         first = next(problems_of(error, StoredKey))
@@ -78,7 +84,7 @@ def list_keys(
     Example: muxfleet keys list --file keys.yaml
     """
     stored = read_key_file(file)
-    table = Table("id", "name", "models", "requests/min", "tokens/min", "priority", "admin", "tight targets")
+    table = Table("id", "name", "models", "requests/min", "tokens/min", "priority", "admin", "tight targets", "expires")
     for key in stored.keys:
         table.add_row(
             key.id,
@@ -89,6 +95,7 @@ def list_keys(
             key.priority,
             "yes" if key.admin else "",
             "yes" if key.tighten_slo else "",
+            _expiry(key.expires),
         )
     terminal().print(table)
     if json is not None:
@@ -110,3 +117,14 @@ def revoke(
             raise KeyFileError(path=str(file), reason=f"no key has the id {key_id!r}; `muxfleet keys list` shows them")
         write_key_file(file, stored.without(key_id))
     typer.echo(f"key {key_id} revoked in {file}", err=True)
+
+
+def _after(seconds: int) -> datetime:
+    return datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
+
+
+def _expiry(expires: datetime | None) -> str:
+    if expires is None:
+        return "-"
+    shown = f"{expires.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{shown} (expired)" if expires <= datetime.now(UTC) else shown

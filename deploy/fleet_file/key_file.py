@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from deploy.errors import FleetFileError, KeyFileError, OutputNotWritable
 from deploy.fleet_file.fleet_problems import problems_of
@@ -25,6 +27,16 @@ PriorityName = Literal["low", "normal", "high"]
 _PRIORITIES: Mapping[str, Priority] = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
 
 
+def _time_of(value: object) -> datetime:
+    """Reads a day, or a day and a time: of UTC where no zone is named."""
+    try:
+        found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    except ValueError as error:
+        remedy = "must be a day or a time such as 2027-01-31 or 2027-01-31T18:00:00Z"
+        raise PydanticCustomError("no_time", "{remedy}", {"remedy": remedy}) from error
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
 class StoredKey(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,6 +49,7 @@ class StoredKey(BaseModel):
     priority: PriorityName = "normal"
     admin: bool = False
     tighten_slo: bool = False
+    expires: Annotated[datetime, BeforeValidator(_time_of)] | None = None
 
     def entry(self) -> KeyEntry:
         return KeyEntry(
@@ -49,6 +62,7 @@ class StoredKey(BaseModel):
             priority=_PRIORITIES[self.priority],
             is_admin=self.admin,
             may_tighten_slo=self.tighten_slo,
+            expires_s=None if self.expires is None else self.expires.timestamp(),
         )
 
 

@@ -13,7 +13,7 @@ from router.access.api_keys import KeyEntry, KeyRing, check_model
 from router.access.key_figures import KeyCounts, KeyFigures
 from router.access.key_usage import KeyUsage
 from router.access.rate_limits import RateLimits, RateStatus
-from router.errors import AdminOnly, InvalidApiKey, InvalidRequest, ModelNotAllowed, RateLimited
+from router.errors import AdminOnly, InvalidRequest, ModelNotAllowed, RateLimited
 from router.request_terms import Caller, Priority
 
 # Ours first; the others are those of llm-d, whose clients need no change.
@@ -61,7 +61,7 @@ class AccessControl:
 
     def identify(self, headers: Headers) -> AccessGrant:
         """Raises:
-        InvalidApiKey: keys are in force and this is none of them.
+        InvalidApiKey: keys are in force and this is none of them, or has expired.
         InvalidRequest: a header says what it cannot.
         """
         caller = _caller_of(headers)
@@ -97,13 +97,9 @@ class AccessControl:
         return replace(who, rate=rate)
 
     def check_owner(self, key_id: str, model: str) -> None:
-        """Checks work that a key left here earlier. Raises InvalidApiKey: there is no such key now. ModelNotAllowed."""
-        if self._keys is None:
-            return
-        entry = self._keys.of(key_id)
-        if entry is None:
-            raise InvalidApiKey(missing=False)
-        check_model(entry, model)
+        """Checks work that a key left here earlier. Raises InvalidApiKey: it is in force no more. ModelNotAllowed."""
+        if self._keys is not None:
+            check_model(self._keys.of(key_id), model)
 
     def spend(self, key_id: str, tokens: int) -> None:
         """Charges what a generation of the key took, where keys are in force."""

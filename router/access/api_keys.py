@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ class KeyEntry:
     priority: Priority = Priority.NORMAL
     is_admin: bool = False
     may_tighten_slo: bool = False
+    expires_s: float | None = None
+    """Unix time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +75,32 @@ class KeyRing:
     def entries(self) -> tuple[KeyEntry, ...]:
         return tuple(self._entries.values())
 
-    def of(self, key_id: str) -> KeyEntry | None:
-        return self._entries.get(key_id)
+    def of(self, key_id: str) -> KeyEntry:
+        """Raises InvalidApiKey: there is none, or it has expired."""
+        entry = self._entries.get(key_id)
+        if entry is None:
+            raise InvalidApiKey("wrong")
+        return _in_time(entry)
 
     def admit(self, secret: str | None) -> KeyEntry:
         """Raises:
-        InvalidApiKey: it is missing, malformed, unknown or wrong; callers are not told which of the last three.
+        InvalidApiKey: it is missing, malformed, unknown or wrong; callers are not told which of the last three. Or it
+            has expired, which only who holds it is told.
         """
         if not secret:
-            raise InvalidApiKey(missing=True)
+            raise InvalidApiKey("missing")
         shape = _SHAPE.match(secret)
         entry = self._entries.get(shape.group(1)) if shape is not None else None
         known = entry.hash if entry is not None else _NOBODY
         if not hmac.compare_digest(hash_of(secret), known) or entry is None:
-            raise InvalidApiKey(missing=False)
-        return entry
+            raise InvalidApiKey("wrong")
+        return _in_time(entry)
+
+
+def _in_time(entry: KeyEntry) -> KeyEntry:
+    if entry.expires_s is not None and entry.expires_s <= time.time():
+        raise InvalidApiKey("expired")
+    return entry
 
 
 def check_model(entry: KeyEntry, model: str) -> None:

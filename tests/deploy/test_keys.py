@@ -1,6 +1,8 @@
 import json
 import stat
 import threading
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,48 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
     assert run("keys", "list", "--file", str(tmp_path / "none.yaml")) == 2
 
 
+def test_keys_new__with_an_expiry__is_refused_from_then_on_and_listed_as_expired(tmp_path, capsys, monkeypatch) -> None:
+    file = tmp_path / "keys.yaml"
+    assert run("keys", "new", "guest", "--file", str(file), "--expires", "90d") == 0
+    secret = capsys.readouterr().out.strip()
+    ring = read_key_file(file).ring()
+    entry = ring.admit(secret)
+    assert entry.expires_s == pytest.approx(time.time() + 90 * 86400, abs=60)
+
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() + 90 * 86400 + 60)
+    with pytest.raises(InvalidApiKey, match="has expired"):
+        ring.admit(secret)
+    with pytest.raises(InvalidApiKey, match="has expired"):
+        ring.of(entry.key_id)
+    with pytest.raises(InvalidApiKey, match="Incorrect"):  # who does not hold it is not told
+        ring.admit(secret[:-1] + ("A" if secret[-1] != "A" else "B"))
+
+    file.write_text(file.read_text().replace("expires: ", "expires: 2020-01-31 #"))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("keys", "list", "--file", str(file)) == 0
+    assert "2020-01-31 00:00 UTC (expired)" in capsys.readouterr().out
+    assert run("keys", "new", "x", "--file", str(file), "--expires", "soon") == 2
+    assert capsys.readouterr().err.startswith("muxfleet: --expires soon: write a time")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("2027-01-31", "2027-01-31T00:00:00+00:00"),
+        ("2027-01-31T18:00:00Z", "2027-01-31T18:00:00+00:00"),
+        ("2027-01-31 18:00:00+02:00", "2027-01-31T16:00:00+00:00"),
+        ("'2027-01-31'", "2027-01-31T00:00:00+00:00"),
+    ],
+)
+def test_key_file__expiry_as_people_write_it__is_read(written: str, meant: str) -> None:
+    text = f"keys: [{{id: 0123456789ab, name: a, hash: 'sha256:{'0' * 64}', expires: {written}}}]"
+    (key,) = parse_key_file(text, name="k.yaml").keys
+
+    assert key.entry().expires_s == datetime.fromisoformat(meant).timestamp()
+    assert parse_key_file(KeyFile(keys=(key,)).to_yaml(), name="k.yaml").keys == (key,)
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -64,6 +108,10 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
         ("keys: []\nkeys: []", "k.yaml:2: keys: the key appears twice"),
         ("[" * 5000, "k.yaml: nested too deeply"),
         ("keys: [{id: 0123456789ab, name: a, hash: 'mxf_secret'}]", "k.yaml:1: keys[0].hash: "),
+        (
+            f"keys: [{{id: 0123456789ab, name: a, hash: 'sha256:{'0' * 64}', expires: soon}}]",
+            "k.yaml:1: keys[0].expires: must be a day or a time such",
+        ),
     ],
 )
 def test_key_file__broken__one_line_names_the_place_and_not_the_value(text: str, place: str) -> None:

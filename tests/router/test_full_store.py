@@ -37,9 +37,7 @@ def test_file__no_room_for_what_is_told_of_it__its_bytes_are_not_left_behind(tmp
     monkeypatch.setattr(ObjectStore, "write", fail)
 
     with pytest.raises(OSError, match="No space"):
-        KeptFiles(store).add(
-            "ann", io.BytesIO(b"data"), filename="f", purpose="batch", keep_s=None
-        )
+        KeptFiles(store).add("ann", io.BytesIO(b"data"), filename="f", purpose="batch", keep_s=None)
 
     assert files_in(tmp_path) == []
 
