@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from router.text.reply_templates import HERMES, LLAMA_3, QWEN_XML, TOOL_FIELD
+from router.text.call_forms import HERMES, LLAMA_3, QWEN_XML
+from router.text.reply_templates import TOOL_FIELD
 
 
 class CallMarks(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ does the rest.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from router.text.call_forms import MINIMAX, MINIMAX_END, calls_of
 from router.text.harmony_template import HARMONY, HARMONY_MARK
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -23,91 +24,20 @@ _ANCHORS: Sequence[str] = (
 )
 _END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>)"
 _THOUGHTS = (("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<think>", "</think>"))
-_CALL: Mapping[str, Any] = {"type": "function", "function": "{content}"}
-_NAMED_CALL: Mapping[str, Any] = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-
-HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
-    "open_pattern": r"\s*<tool_call>",
-    "close": "</tool_call>",
-    "repeats": True,
-    "content": "json",
-    "transform": _CALL,
-}
-QWEN_XML: Mapping[str, Any] = {
-    "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-    "close_pattern": r"</function>\s*</tool_call>",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-    "transform": _NAMED_CALL,
-}
-LLAMA_3: Mapping[str, Any] = {
-    "open_pattern": r"(?:<\|python_tag\|>)?\s*(?=\{\s*\"name\"\s*:)",
-    "close": ["<|eot_id|>", "<|eom_id|>"],
-    "content": "json",
-    "transform": _CALL,
-}
-_MISTRAL: Mapping[str, Any] = {"open": "[TOOL_CALLS]", "close": "</s>", "content": "json", "transform": _CALL}
-_MISTRAL_ARGS: Mapping[str, Any] = {
-    "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\{]+)\[ARGS\]",
-    "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
-    "repeats": True,
-    "content": "json",
-    "transform": _NAMED_CALL,
-}
-
-_SEED: Mapping[str, Any] = {
-    "open_pattern": r"\s*<seed:tool_call>\s*<function=(?P<name>[^>\n]+)>",
-    "close_pattern": r"</function>\s*</seed:tool_call>",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>"},
-    "transform": _NAMED_CALL,
-}
-_GLM: Mapping[str, Any] = {
-    "open_pattern": r"\s*<tool_call>\s*(?P<name>[^\s<]+)",
-    "close": "</tool_call>",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
-    "transform": _NAMED_CALL,
-}
-_MINIMAX_END = r"\s*</minimax:tool_call>"
-_MINIMAX: Mapping[str, Any] = {  # one pair of outer marks around all calls
-    "open_pattern": r"\s*(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\"\n]+)\">",
-    "close": "</invoke>",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter name=\"(?P<key>[^\"\n]+)\">(?P<value>.*?)</parameter>"},
-    "transform": _NAMED_CALL,
-}
-
-_TOOLS_BY_MARK: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("<seed:tool_call>", _SEED),
-    ("<minimax:tool_call>", _MINIMAX),
-    ("<arg_key>", _GLM),
-    ("<function=", QWEN_XML),
-    ("<tool_call>", HERMES),
-    ("[ARGS]", _MISTRAL_ARGS),
-    ("[TOOL_CALLS]", _MISTRAL),
-    ("<|start_header_id|>", LLAMA_3),
-)
 
 
 def template_for(chat_template: str) -> dict[str, Any]:
-    """Tool calls in Hermes' form where nothing in the chat template says another: that is how tools are described to
-    such a model (tool_prompt.py).
-    """
+    """Reads from the chat template how the model marks its reasoning and its calls."""
     if HARMONY_MARK in chat_template:
         return dict(HARMONY)
     fields: dict[str, Any] = {"content": {"close_pattern": _END, "content": "text"}}
     thoughts = next((marks for marks in _THOUGHTS if any(mark in chat_template for mark in marks)), None)
     if thoughts is not None:
         fields["reasoning_content"] = {"open": thoughts[0], "close": thoughts[1], "content": "text"}
-    calls = next((calls for mark, calls in _TOOLS_BY_MARK if mark in chat_template), HERMES)
+    calls = calls_of(chat_template)
     fields[TOOL_FIELD] = dict(calls)
-    if calls is _MINIMAX:
-        fields["content"]["close_pattern"] = f"{_END}|{_MINIMAX_END}"
+    if calls is MINIMAX:
+        fields["content"]["close_pattern"] = f"{_END}|{MINIMAX_END}"
     return {"defaults": {"role": "assistant"}, "start_anchor": list(_ANCHORS), "fields": fields}
 
 

@@ -121,6 +121,16 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             '</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>',
             ("Hi.", "Hm.", ["f", "g"]),
         ),
+        (
+            "<|start_of_role|> <|tool_call|>",
+            'Hi.<|tool_call|>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+            ("Hi.", "", ["f", "g"]),
+        ),
+        (
+            "<|start_header_id|> <TOOLCALL>",
+            'Hi.\n<TOOLCALL>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]</TOOLCALL>',
+            ("Hi.", "", ["f", "g"]),
+        ),
         ("[/INST] [THINK]", "[THINK]Hm.[/THINK]Hi.", ("Hi.", "Hm.", [])),
         ("<|im_start|><think>", "no mark </think> closes nothing", ("no mark </think> closes nothing", "", [])),
     ],
