@@ -1,12 +1,13 @@
 """Keeps arguments of calls what the model wrote where transformers' parser, given their tools, would make others."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 # Beside one of these a mask lets space stand around a string that is written without quotes.
 _BOUNDS = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})
 _KINDS = ("integer", "number", "boolean", "null", "object", "array", "string")  # the first that a text can be is taken
-_DEEPEST = 16  # alternatives within alternatives
+_DEEPEST = 64  # alternatives within alternatives; what lies deeper is not looked at
 
 Tool = Mapping[str, Any]
 
@@ -16,11 +17,12 @@ def casting_tools(tools: Sequence[Tool], *, in_json: bool) -> list[dict[str, Any
     says itself what is a number, it is told of no argument that may be a string: "007" is one.
     """
     told = []
-    for name, places in _places(tools).items():
-        kinds = {
-            key: sorted({kind for one in parts for kind in _kinds(one)}, key=_rank) for key, parts in places.items()
+    for name, values in _values(tools).items():
+        properties = {
+            key: {"type": sorted(value.kinds, key=_KINDS.index)}
+            for key, value in values.items()
+            if not (in_json and "string" in value.kinds)
         }
-        properties = {key: {"type": one} for key, one in kinds.items() if not (in_json and "string" in one)}
         told.append({"function": {"name": name, "parameters": {"properties": properties}}})
     return told
 
@@ -30,8 +32,7 @@ class BoundedStrings:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._bounded = {
-            name: {key for key, parts in places.items() if parts and all(map(_is_bounded, parts))}
-            for name, places in _places(tools).items()
+            name: {key for key, value in values.items() if value.is_bounded} for name, values in _values(tools).items()
         }
 
     def trimmed(self, name: str, arguments: object) -> object:
@@ -45,35 +46,49 @@ class BoundedStrings:
         }
 
 
-def _places(tools: Sequence[Tool]) -> dict[str, dict[str, list[Mapping[str, Any]]]]:
-    """By tool and argument: the schemas of which one holds."""
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """`is_bounded`: where it is a string, it is one of a certain form."""
+
+    kinds: frozenset[str] = frozenset()
+    is_bounded: bool = False
+
+
+def _values(tools: Sequence[Tool]) -> dict[str, dict[str, _Value]]:
+    """By tool and argument."""
     found = {}
     for tool in tools:
         parameters = tool["function"].get("parameters", {})
         properties = parameters.get("properties")
         if isinstance(properties, Mapping):
-            places = {key: list(_alternatives(one, parameters, set())) for key, one in properties.items()}
-            found[tool["function"]["name"]] = places
+            known: dict[str, _Value] = {}
+            values = {key: _value(schema, parameters, known) for key, schema in properties.items()}
+            found[tool["function"]["name"]] = values
     return found
 
 
-def _alternatives(
-    schema: object, root: Mapping[str, Any], seen: set[str], depth: int = 0
-) -> Iterator[Mapping[str, Any]]:
-    """`seen` are references that were followed: each is once."""
+def _value(schema: object, root: Mapping[str, Any], known: dict[str, _Value], depth: int = 0) -> _Value:
+    """`known` has what references refer to: each is followed once, also one that refers to itself."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return
+        return _Value()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        if reference not in seen:
-            seen.add(reference)
-            yield from _alternatives(_referred(reference, root), root, seen, depth + 1)
-        return
+        if reference not in known:
+            known[reference] = _Value()
+            known[reference] = _value(_referred(reference, root), root, known, depth + 1)
+        return known[reference]
     several = [part for keyword in ("anyOf", "oneOf", "allOf") for part in _list(schema.get(keyword))]
-    for part in several:
-        yield from _alternatives(part, root, seen, depth + 1)
     if not several:
-        yield schema
+        return _plain(schema)
+    values = [_value(part, root, known, depth + 1) for part in several]
+    kinds = frozenset().union(*(value.kinds for value in values))
+    return _Value(kinds, all(value.is_bounded for value in values))
+
+
+def _plain(schema: Mapping[str, Any]) -> _Value:
+    kinds = frozenset(_kinds(schema))
+    may_be_text = "string" in kinds or not kinds
+    return _Value(kinds, not may_be_text or bool(_BOUNDS & schema.keys()))
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> object:
@@ -108,15 +123,6 @@ def _kind(value: object) -> str:
         case list():
             return "array"
     return "object"
-
-
-def _rank(kind: str) -> int:
-    return _KINDS.index(kind)
-
-
-def _is_bounded(schema: Mapping[str, Any]) -> bool:
-    kinds = _kinds(schema)
-    return bool(_BOUNDS & schema.keys()) if "string" in kinds or not kinds else True
 
 
 def _list(value: object) -> list[Any]:

@@ -92,10 +92,14 @@ def test_value__in_json__is_cast_only_where_it_is_not_what_its_schema_says(key: 
 
 
 def test_schema__refers_to_itself_in_many_ways__is_read_once() -> None:
-    """Else a reply would take for ever: 32 alternatives, each of them 32 again."""
-    itself = {"anyOf": [{"$ref": "#/$defs/A"}] * 32}
-    tool = {
-        "function": {"name": "f", "parameters": {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": itself}}}
-    }
+    """Else a reply would take for ever: ways through 2,000 definitions, each of which refers to the next ones twice."""
+    definitions = {
+        f"D{n}": {"anyOf": [{"$ref": f"#/$defs/D{n + 1}"}, {"$ref": f"#/$defs/D{n + 2}"}]} for n in range(2000)
+    } | {"D2000": {"$ref": "#/$defs/D0"}, "D2001": {"type": "integer"}}
+    properties = {"last": {"$ref": "#/$defs/D1999"}} | {f"a{n}": {"$ref": f"#/$defs/D{n}"} for n in range(2000)}
+    tool = {"function": {"name": "f", "parameters": {"properties": properties, "$defs": definitions}}}
 
-    assert casting_tools([tool], in_json=False)[0]["function"]["parameters"]["properties"] == {"a": {"type": []}}
+    told = casting_tools([tool], in_json=False)[0]["function"]["parameters"]["properties"]
+
+    assert len(told) == 2001
+    assert told["last"] == {"type": ["integer"]}
