@@ -96,6 +96,10 @@ class PromptEncoder:
                 return render(told)
             except TypeError:  # templates of DeepSeek's join arguments of calls to text
                 return render([_with_arguments_as_text(message) for message in told])
+            except TemplateError:  # gpt-oss' takes thoughts or a text before calls, and has both be thoughts
+                if not any(map(_thinks_says_and_calls, told)):
+                    raise
+                return render([_with_text_in_thoughts(message) for message in told])
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise TemplateRefusal(str(error)) from error
 
@@ -110,6 +114,16 @@ class PromptEncoder:
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """Returns what the vocabulary calls these tokens; "" of an id that it does not have."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def _thinks_says_and_calls(message: Mapping[str, Any]) -> bool:
+    return bool(message.get("reasoning_content") and message.get("content") and message.get("tool_calls"))
+
+
+def _with_text_in_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not _thinks_says_and_calls(message):
+        return message
+    return {**message, "content": "", "reasoning_content": f"{message['reasoning_content']}\n\n{message['content']}"}
 
 
 def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ TOLD = [
 ]
 GPT_OSS = (
     "{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('content and thinking') }}{% endif %}"
     "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
     "{% for c in m.tool_calls or [] %}<|start|>assistant to=functions.{{ c.function.name }}<|channel|>commentary json"
     "<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% if m.content %}<|message|>{{ m.content }}"
@@ -76,6 +77,17 @@ async def test_gpt_oss__calls_a_tool__second_turn_has_thoughts_and_call(talk) ->
     assert '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Paris"}' in prompt_of(
         sdk
     )
+
+
+async def test_gpt_oss__thought_and_said_something_before_a_call__both_are_thoughts(talk) -> None:
+    """As SDKs send back what they got; its template refuses the two side by side."""
+    sdk = await talk(GPT_OSS, "<|channel|>final<|message|>Sunny.")
+    user, called, result = TOLD
+    await sdk.chat.completions.create(
+        model=MODEL, messages=[user, called | {"content": "One moment."}, result], tools=[WEATHER]
+    )
+
+    assert "<|channel|>analysis<|message|>Look it up.\n\nOne moment.<|end|>" in prompt_of(sdk)
 
 
 async def test_template__joins_arguments_to_text__is_given_them_as_the_model_wrote_them(talk) -> None:
