@@ -20,6 +20,7 @@ from router.batches.kept_batches import KeptBatches, LineResult, result_file_id
 from router.batches.kept_files import KeptFiles, least_of
 from router.batches.line_runner import AskLine, not_asked, result_of
 from router.batches.store_threads import StoreThreads
+from router.telemetry.batch_metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class BatchRun:
         ask: AskLine,
         places: asyncio.Semaphore,
         threads: StoreThreads,
+        metrics: BatchMetrics,
     ) -> None:
         self._request = request
         self._lease = lease
@@ -60,11 +62,17 @@ class BatchRun:
         self._ask = ask
         self._places = places
         self._threads = threads
+        self._metrics = metrics
         self._state = BatchState()
         self._fresh: list[LineResult] = []  # not written yet
         self._parts = 0
         self._ends_as: Status | None = None  # before all lines are done
         self._writing = asyncio.Lock()  # else what was read of the state first could be written last
+
+    @property
+    def lines_left(self) -> int:
+        """Counts lines that have no result yet; none before the input is checked."""
+        return max(0, self._state.total - self._state.completed - self._state.failed)
 
     async def run(self) -> Status:
         """Returns how it ended. Raises BatchLost, and OSError where the store fails: then it is open still."""
@@ -200,6 +208,7 @@ class BatchRun:
 
     def _add(self, result: LineResult) -> None:
         self._fresh.append(result)
+        self._metrics.line_done(ok=result.ok)
         state = self._state
         self._state = msgspec.structs.replace(
             state, completed=state.completed + result.ok, failed=state.failed + (not result.ok)

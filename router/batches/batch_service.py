@@ -13,6 +13,7 @@ from router.batches.line_runner import AskLine
 from router.batches.object_store import ObjectStore, StoreUnusable
 from router.batches.store_threads import StoreThreads
 from router.errors import BatchesUnavailable
+from router.telemetry.batch_metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class BatchService:
     """`settings` None: nothing is kept here. `asks` answers lines, by endpoint."""
 
-    def __init__(self, settings: BatchSettings | None, asks: Mapping[str, AskLine]) -> None:
+    def __init__(self, settings: BatchSettings | None, asks: Mapping[str, AskLine], metrics: BatchMetrics) -> None:
         self.settings = settings or BatchSettings(url="")
         self.endpoints = sorted(asks)
         self._is_on = settings is not None
@@ -34,6 +35,7 @@ class BatchService:
         self._batches: KeptBatches | None = None
         self._worker: BatchWorker | None = None
         self._threads = StoreThreads()
+        self._metrics = metrics
 
     @property
     def files(self) -> KeptFiles:
@@ -91,5 +93,5 @@ class BatchService:
                 logger.error("files and batches cannot be kept", extra={"reason": self._reason})
                 await asyncio.sleep(_RETRY_S)
         self._files, self._batches = KeptFiles(store), KeptBatches(store)
-        self._worker = BatchWorker(self._batches, self._files, self.settings, self._asks, self._threads)
+        self._worker = BatchWorker(self._batches, self._files, self.settings, self._asks, self._threads, self._metrics)
         await self._worker.work()

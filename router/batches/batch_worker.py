@@ -14,6 +14,7 @@ from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.line_runner import AskLine
 from router.batches.store_threads import StoreThreads
+from router.telemetry.batch_metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +32,18 @@ class BatchWorker:
         settings: BatchSettings,
         asks: Mapping[str, AskLine],
         threads: StoreThreads,
+        metrics: BatchMetrics,
     ) -> None:
         self._batches = batches
         self._files = files
         self._settings = settings
         self._asks = asks
         self._threads = threads
+        self._metrics = metrics
         self._holder = uuid.uuid4().hex
         self._places = asyncio.Semaphore(settings.lines_at_once)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, BatchRun] = {}
         self._owners: Counter[str] = Counter()  # of those that run
         self._asked = asyncio.Event()
 
@@ -49,6 +53,7 @@ class BatchWorker:
 
     async def work(self) -> None:
         """Returns never; cancel it. What is under way stays open for another replica, or the next start."""
+        self._metrics.follow(lambda: len(self._runs), lambda: sum(run.lines_left for run in tuple(self._runs.values())))
         sweeping = asyncio.create_task(self._sweep())
         try:
             while True:
@@ -104,6 +109,7 @@ class BatchWorker:
             ask=ask,
             places=self._places,
             threads=self._threads,
+            metrics=self._metrics,
         )
 
         async def to_its_end() -> None:
@@ -120,9 +126,11 @@ class BatchWorker:
                 logger.exception("work on a batch broke off; it is tried again", extra=told)
             finally:
                 self._running.pop(batch_id, None)
+                self._runs.pop(batch_id, None)
                 self._owners[owner] -= 1
 
         self._owners[owner] += 1
+        self._runs[batch_id] = run
         self._running[batch_id] = asyncio.create_task(to_its_end())
 
 

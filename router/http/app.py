@@ -115,7 +115,7 @@ def create_app(
     may call the API. `responses` keeps conversations where other gateways keep some, too. Without `batches` the gateway
     keeps none, nor files.
     """
-    service = BatchService(batches, line_endpoints(gateway))
+    service = BatchService(batches, line_endpoints(gateway), gateway.metrics.batches)
     app = FastAPI(
         title="muxfleet",
         version=VERSION,

@@ -12,6 +12,7 @@ from pdmux_actor.messages import Slo
 from pdmux_actor.serving.frames import KvMoved
 from router.admission.block_ledger import QuotaLedger
 from router.routing.routing import REASONS
+from router.telemetry.batch_metrics import BatchMetrics
 from router.telemetry.fleet_metrics import merged_exposition
 from router.telemetry.request_labels import ENDPOINTS, GENERATION_ENDPOINTS, OTHER, STATUSES, STATUSES_OF_MODELS
 from router.telemetry.unit_metrics import FleetCollector, LedgerCollector, UnitCollector
@@ -45,6 +46,7 @@ class GatewayMetrics:
         self.view_age_s = view_age_s
         Gauge("muxfleet_build_info", "Always 1", ["version"], registry=registry).labels(version).set(1)
         registry.register(LedgerCollector(ledger))
+        self.batches = BatchMetrics(registry)
         self._fleet = CollectorRegistry()
         self._fleet.register(UnitCollector(view))
         self._fleet.register(FleetCollector(view))

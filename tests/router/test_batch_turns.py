@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import openai
 from batch_rig import CHAT, eventually_ready, jsonl, line
 from fake_unit import eventually
@@ -76,3 +77,27 @@ async def test_batch__its_input_is_deleted__what_was_answered_is_kept(start) -> 
 
     assert (ended.status, ended.errors.data[0].code) == ("failed", "input_file_not_found")
     assert 8 <= len(results) == ended.request_counts.completed
+
+
+async def test_batch__under_way_and_ended__is_in_the_metrics(start) -> None:
+    async with (
+        start(await start.unit(token_gap_s=0.02)) as replica,
+        httpx.AsyncClient(base_url=replica.served.url, timeout=60) as http,
+    ):
+        asked = [line(number) for number in range(20)] + [line(20, temperature=9)]
+        batch = await replica.send(jsonl(*asked))
+        await eventually(lambda: len(replica.served.units[0].requests) >= 4)
+        during = (await http.get("/metrics")).text
+        await replica.ended(batch.id)
+        await eventually(lambda: not start.workers[0]._running)
+        after = (await http.get("/metrics")).text
+
+    assert "muxfleet_batches_running 1.0" in during
+    assert 0 < float(during.partition("\nmuxfleet_batch_lines_left ")[2].split()[0]) <= 21
+    for text in (
+        "muxfleet_batches_running 0.0",
+        "muxfleet_batch_lines_left 0.0",
+        'muxfleet_batch_lines_total{outcome="completed"} 20.0',
+        'muxfleet_batch_lines_total{outcome="failed"} 1.0',
+    ):
+        assert text in after

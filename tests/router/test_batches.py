@@ -9,6 +9,7 @@ import openai
 import pytest
 from batch_rig import CHAT, MODEL, jsonl, line, settings
 from fake_unit import eventually
+from prometheus_client import CollectorRegistry
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
@@ -21,6 +22,7 @@ from router.batches.kept_files import KeptFiles
 from router.batches.object_store import ObjectStore
 from router.batches.store_threads import StoreThreads
 from router.request_terms import Caller
+from router.telemetry.batch_metrics import BatchMetrics
 
 
 async def test_batch__chat_completions_and_responses__every_line_has_one_result_by_its_id(start) -> None:
@@ -165,6 +167,7 @@ def run_of(folder: Path, ask, places: asyncio.Semaphore, lease: BatchLease | Non
         ask=ask,
         places=places,
         threads=StoreThreads(),
+        metrics=BatchMetrics(CollectorRegistry()),
     )
 
 
