@@ -17,7 +17,14 @@ from deploy.fleet_file.settings import FleetFile
 from deploy.local.free_ports import free_ports
 from deploy.local.haproxy import program_path, usable_proxy
 from deploy.local.ray_environment import ray_environment
-from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot, this_machine
+from deploy.local.running_fleets import (
+    RunningFleet,
+    announced,
+    process_started_s,
+    running_fleets,
+    this_boot,
+    this_machine,
+)
 from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
 from deploy.local.supervisor import Supervisor, supervised
 from deploy.serve.render import logical_cpus, without_node_labels
@@ -48,6 +55,7 @@ def fleet_on_screen(
         check_cluster_answers(address)
     else:  # a cluster that is already there has its own environment, which this process was given
         check_notes_folder(running_fleets_folder())
+        tell_of_namesakes(fleet, console)
         check_weights(fleet)
         fleet = without_node_labels(fleet)
         export_environment(
@@ -86,6 +94,19 @@ def fleet_on_screen(
                 supervisor.now_ending()
                 if supervisor.verdict is None:
                     _last_words(console, "stopping")
+
+
+def tell_of_namesakes(fleet: FleetFile, console: Console) -> None:
+    """Of fleets that run here under the same name: one file may be started twice by mistake, on the next free port."""
+    urls = [running.url for running in running_fleets(running_fleets_folder()) if running.name == fleet.name]
+    if urls:
+        console.print(
+            f"a fleet named {fleet.name!r} runs here already ({', '.join(urls)}): `muxfleet apply`, `drain` and "
+            "`cordon` cannot tell them apart, and both keep their state in one file unless state.folder differs; stop "
+            "one, or give it another name",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 @contextmanager

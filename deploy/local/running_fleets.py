@@ -106,8 +106,8 @@ def find_fleet(folder: Path, name: str) -> RunningFleet:
     others = ", ".join(sorted({f.name for f in fleets})) or "none"
     raise FleetUnreachable(
         address=name,
-        reason=f"no fleet of that name runs here (running: {others}); start it with `muxfleet up`, or set RAY_ADDRESS "
-        "to the cluster it runs in",
+        reason=f"no fleet of that name runs here (running: {others}; one that starts is found when it serves); start "
+        "it with `muxfleet up`, or set RAY_ADDRESS to the cluster it runs in",
     )
 
 
