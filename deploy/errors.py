@@ -11,6 +11,7 @@ DeployError
 ├── ChangeNotReady     a running fleet took a change, and is not ready with it
 ├── StopUnanswered     the fleet was stopped without the one who lets streams finish
 ├── FleetLost          what the fleet runs on has ended
+├── FleetEnded         the fleet ended while a command asked it for something
 ├── OpenCluster        a Ray cluster asks nobody for a token
 ├── ClusterUnreachable  no Ray cluster answers where one was expected
 ├── FleetUnreachable   no fleet answers where one was expected
@@ -144,6 +145,15 @@ class FleetLost(DeployError):
         self.part = part
         self.pid = pid
         self.meaning = meaning
+
+
+class FleetEnded(DeployError):
+    def __init__(self, *, name: str) -> None:
+        super().__init__(
+            f"the fleet {name!r} has been stopped, or was lost, before this was done: look whether it runs again, "
+            "start it with `muxfleet up` if not, and try again"
+        )
+        self.name = name
 
 
 class OpenCluster(DeployError):

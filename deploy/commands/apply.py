@@ -1,6 +1,7 @@
 """muxfleet apply"""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from deploy.commands.terminal import terminal
 from deploy.environment import export_environment, ray_address, running_fleets_folder
 from deploy.errors import ChangeNotReady, FleetStartError, RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
+from deploy.local.fleet_end import ending_with
 from deploy.local.gateway_port import at_port
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
@@ -47,7 +49,7 @@ def apply(
     check_cluster_answers(address)
     from deploy.local.local_ray import joined_ray  # Ray reads its environment when it is imported
 
-    with joined_ray(address, is_verbose=False):
+    with _ending_with(found), joined_ray(address, is_verbose=False):
         from deploy.serve.serve_fleet import ServeFleet
         from deploy.serve.sole_change import sole_change
 
@@ -68,6 +70,10 @@ def apply(
             except FleetStartError as error:  # its remedies are options of `muxfleet up`
                 raise ChangeNotReady(reason=error.reason) from error
             console.print(f"applied in {time.monotonic() - began_s:.1f} s")
+
+
+def _ending_with(found: RunningFleet | None) -> AbstractContextManager[None]:
+    return nullcontext() if found is None else ending_with(found, running_fleets_folder())
 
 
 def _show(console: Console, change: "FleetChange") -> None:

@@ -97,7 +97,7 @@ def fleet_on_screen(
 
 
 def tell_of_namesakes(fleet: FleetFile, console: Console) -> None:
-    """Of fleets that run here under the same name: one file may be started twice by mistake, on the next free port."""
+    """Tells of fleets that run here under the same name: one file may be started twice, on the next free port."""
     urls = [running.url for running in running_fleets(running_fleets_folder()) if running.name == fleet.name]
     if urls:
         console.print(

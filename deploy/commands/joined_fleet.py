@@ -1,12 +1,13 @@
 """Reaches the control loop of a running fleet as the cluster's owner does: with Ray's token, not with an API key."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deploy.environment import export_environment, ray_address, running_fleets_folder
+from deploy.local.fleet_end import ending_with
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import find_fleet, only_fleet
 from deploy.local.start_checks import check_cluster_answers
@@ -31,18 +32,20 @@ def joined_fleet(name: str | None) -> Iterator["ControllerCalls"]:
     Raises:
         FleetUnreachable: there is none.
         ClusterUnreachable: nobody answers at that address.
+        FleetEnded: it ended meanwhile.
     """
     address = ray_address()
+    ending: AbstractContextManager[None] = nullcontext()
     told = f"RAY_ADDRESS {address}"
     if address is None:
         folder = running_fleets_folder()
         found = only_fleet(folder) if name is None else find_fleet(folder, name)
         export_environment(joining_environment(auth_token=found.auth_token))
-        address, told = found.address, found.name
+        address, told, ending = found.address, found.name, ending_with(found, folder)
     check_cluster_answers(address)
     from deploy.local.local_ray import joined_ray  # Ray reads its environment when it is imported
 
-    with joined_ray(address, is_verbose=False):
+    with ending, joined_ray(address, is_verbose=False):
         from deploy.serve.controller_calls import ControllerCalls
 
         yield ControllerCalls(told)
