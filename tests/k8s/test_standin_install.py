@@ -159,6 +159,23 @@ def test_install__what_a_server_refuses__fails_with_its_reason(
     assert reason in outcome.errors, outcome.errors
 
 
+def test_install__environment_that_the_chart_sets_too__is_taken_and_ones_own(
+    client: Helm, store: ObjectStore, chart: Path
+) -> None:
+    """A server refuses a name that is there twice."""
+    done(
+        client,
+        "install",
+        "fleet",
+        chart,
+        values=merged(BASE, {"workers": {"env": [{"name": "HF_HOME", "value": "/x"}]}}),
+    )
+
+    (group,) = store.get(RAY_SERVICE)["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    env = group["template"]["spec"]["containers"][0]["env"]
+    assert [v["value"] for v in env if v["name"] == "HF_HOME"] == ["/x"]
+
+
 def test_upgrade__refused_by_the_server__leaves_the_running_fleet(
     client: Helm, store: ObjectStore, chart: Path
 ) -> None:
