@@ -5,7 +5,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import torch
-from torch.nn.attention import varlen
 
 from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_device, settled_free_bytes
 from pdmux_actor.executor.cuda.cuda_runner import MakeCudaRunner, lone_cuda_runner
@@ -44,6 +43,8 @@ def open_cuda_executor(
     Raises DeviceUnavailable: no GPU, one that cannot be used, or too little memory for the KV pool.
     """
     device = open_cuda_device()
+    from torch.nn.attention import varlen  # with torch's compiler 145 MiB and more than a second, only for a GPU
+
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     flash = activate_flash_attention(torch.nn.attention, torch.cuda.get_device_capability(device))
     streams = open_partition_streams(device, num_sms, divides_decode=divides_decode)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
@@ -60,6 +59,8 @@ class PagedOnCpu:
 
 
 def test_paged_flash__this_torch__has_what_is_called() -> None:
+    from torch.nn.attention import varlen  # brings torch's compiler
+
     assert paged_flash(varlen) is varlen.varlen_attn_out
     assert paged_flash(SimpleNamespace()) is None
     assert paged_flash(SimpleNamespace(varlen_attn_out=lambda out, query: None)) is None
