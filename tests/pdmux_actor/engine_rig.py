@@ -141,7 +141,9 @@ class VirtualEngine:
         return self.loop.scheduler
 
     def run(self, max_turns: int = 20_000) -> "VirtualEngine":
-        for _ in range(max_turns):
+        for turn in range(max_turns):
+            if turn % 16 == 0:
+                self.scheduler.load_report()  # at any time, as its loop asks for one; it takes longer than a turn
             if self.is_over:
                 self._collect(self.scheduler.take_token_events())  # of the last completion
                 self.scheduler.check_integrity()
@@ -152,9 +154,9 @@ class VirtualEngine:
 
     @property
     def is_over(self) -> bool:
-        report = self.scheduler.load_report()
-        busy = any(m.running or m.waiting for m in report.models)
-        return not busy and self.timetable.next_due_s() is None and not self.executor.in_flight
+        if self.timetable.next_due_s() is not None or self.executor.in_flight:
+            return False
+        return not any(m.running or m.waiting for m in self.scheduler.load_for_gateways().models)
 
     def tokens_of(self, request_id: str) -> list[int]:
         return [t.token_id for e in self.token_events if e.request_id == request_id for t in e.tokens]

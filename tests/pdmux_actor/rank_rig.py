@@ -3,6 +3,8 @@
 import threading
 from contextlib import contextmanager
 
+from measured_cpu import measured_cpu
+
 from pdmux_actor.engine import build_engine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.model_info import ModelSource
@@ -72,7 +74,7 @@ class EngineRun:
 def running(checkpoints, num_ranks):
     settings = {"kv_pool_bytes": 48 << 20, "block_bytes": BLOCK_BYTES, "default_dtype": "float32"}
     if num_ranks == 1:
-        executor = TorchCpuExecutor(**settings)
+        executor = TorchCpuExecutor(device=measured_cpu(), **settings)
     else:
         executor = open_tensor_parallel_executor(num_ranks=num_ranks, num_lanes=2, shares_cores=True, **settings)
     run = EngineRun(executor, num_ranks)

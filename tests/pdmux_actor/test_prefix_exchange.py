@@ -31,7 +31,7 @@ class RealEngine:
     """An engine of ours on the CPU, on a thread of this process."""
 
     def __init__(self, folder, settings, quota_tokens, block_bytes):
-        self._events = queue.SimpleQueue()
+        self._events = told = queue.SimpleQueue()  # of its own, so that an engine that has ended is gone with its pool
         executor = TorchCpuExecutor(
             kv_pool_bytes=64 << 20, block_bytes=block_bytes, default_dtype="float32", device=measured_cpu()
         )
@@ -40,7 +40,7 @@ class RealEngine:
             policy="mux",
             settings=settings,
             latency=RooflineLatency(executor.device),
-            outbox=lambda events: [self._events.put(event) for event in events],
+            outbox=lambda events: [told.put(event) for event in events],
         )
         info = executor.load_model(ModelSource(model=MODEL, source=str(folder), max_model_len=1024))
         self.tokens_per_row = info.geometry.tokens_per_row

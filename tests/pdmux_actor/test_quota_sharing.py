@@ -26,7 +26,7 @@ def most_used_blocks(engine, model):
     while not engine.is_over:
         engine.loop.turn()
         engine.scheduler.check_integrity()
-        loads = {m.model: m for m in engine.scheduler.load_report().models}
+        loads = {m.model: m for m in engine.scheduler.load_for_gateways().models}
         most = max(most, loads[model].used_blocks)
     engine.run()
     return most
@@ -72,7 +72,7 @@ def test_adaptive_quotas__one_model_starves_beside_an_idle_one__quota_moves_down
     quotas = []
     while not engine.is_over:
         engine.loop.turn()
-        quotas.append(tuple(m.quota_blocks for m in engine.scheduler.load_report().models))
+        quotas.append(tuple(m.quota_blocks for m in engine.scheduler.load_for_gateways().models))
     engine.run()
 
     longest_rows = 64 // INFOS["short"].geometry.tokens_per_row
@@ -99,7 +99,7 @@ def test_adaptive_quotas__both_use_theirs__nothing_moves():
 
 
 def quotas_of(engine):
-    return {m.model: m.quota_blocks for m in engine.scheduler.load_report().models}
+    return {m.model: m.quota_blocks for m in engine.scheduler.load_for_gateways().models}
 
 
 def test_adaptive_quotas__lease_is_raised_later__a_prompt_that_it_admits_is_served():

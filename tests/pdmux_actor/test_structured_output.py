@@ -72,7 +72,7 @@ class Model:
     def _executor(self, num_cores=1):
         """On one core unless a policy divides more: there lanes' threads wait for each other at each operation."""
         return TorchCpuExecutor(
-            kv_pool_bytes=256 << 20,
+            kv_pool_bytes=128 << 20,
             block_bytes=8192,
             default_dtype="float32",
             cores=cores_of_this_process()[:num_cores],

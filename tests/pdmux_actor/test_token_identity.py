@@ -56,7 +56,7 @@ def run_engine(checkpoints, requests, *, policy, changes=(), quota_tokens=8000, 
     """
     is_lone = settings is not None and settings.max_running_sequences == 1
     executor = TorchCpuExecutor(
-        kv_pool_bytes=256 << 20,
+        kv_pool_bytes=128 << 20,  # what the quotas of three models promise, and little more: it is written all over
         block_bytes=8192,
         default_dtype="float32",
         cores=cores_of_this_process()[:1] if is_lone else None,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt, outputs
 from tiny_models import LATENT, tiny_config, write_tiny_checkpoint
-from transformers_greedy import greedy_tokens
+from transformers_greedy import choices_along, greedy_tokens
 from transformers_rig import quiet_transformers, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
@@ -49,9 +49,11 @@ def assert_greedy(model: Any, sequences: Sequence[TokenSequence]) -> None:
     other, what its generate gives.
     """
     for sequence in sequences:
-        with torch.inference_mode():
-            logits = model(torch.tensor([sequence.token_ids])).logits[0, sequence.num_prompt_tokens - 1 : -1]
-        assert sequence.token_ids[sequence.num_prompt_tokens :] == logits.argmax(-1).tolist(), len(sequence.token_ids)
+        prompt, said = (
+            sequence.token_ids[: sequence.num_prompt_tokens],
+            sequence.token_ids[sequence.num_prompt_tokens :],
+        )
+        assert said == choices_along(model, prompt, said), len(sequence.token_ids)
 
 
 def assert_generated(model: Any, sequence: TokenSequence) -> None:
