@@ -24,6 +24,8 @@ from deploy.local.supervisor import Supervisor
 from deploy.local.terminable import terminable
 
 _SESSIONS = Path("/tmp")
+_SESSION_BYTES = 16 * 1024**2  # what logs take in the first minutes; with less nothing starts, and nothing says so
+_HAPROXY_FILES = Path("/tmp/haproxy-serve")  # Serve's; a folder for each node
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE_S = 0.25
 # Logical CPUs beyond what the fleet file asks for: nodes that are applied later must find room on this one machine.
@@ -42,6 +44,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     remove_left_behind(_SESSIONS)
     folder = _session_folder()
     session = folder / "ray"
+    node = ""
     try:
         # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
         with _start_errors(), _interrupted_by_its_handler(), chdir(session), _deaf_to_hangups():
@@ -56,6 +59,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
             )
         quiet_serve(is_verbose)
         supervisor.watch(folder)
+        node = ray.get_runtime_context().get_node_id()
         yield session / "session_latest" / "logs"
     finally:
         supervisor.now_ending()
@@ -66,19 +70,21 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
             atexit.unregister(ray.shutdown)
         else:
             ray.shutdown()
+        if node:
+            shutil.rmtree(_HAPROXY_FILES / node, ignore_errors=True)
         if not (is_verbose and _is_failing()):  # who asked for logs may want to read them
             _remove(folder)
 
 
 def _session_folder() -> Path:
+    remedy = "Ray has its session, its sockets and its logs there: make room there"
+    if (left_bytes := shutil.disk_usage(_SESSIONS).free) < _SESSION_BYTES:
+        raise FleetStartError(reason=f"{_SESSIONS} has {left_bytes / 1e6:.1f} MB left", remedy=remedy)
     try:
         folder = make_session_folder(_SESSIONS)
         (folder / "ray").mkdir()
     except OSError as error:
-        raise FleetStartError(
-            reason=f"{_SESSIONS} cannot be written: {error.strerror}",
-            remedy="Ray has its session, its sockets and its logs there: make room there",
-        ) from error
+        raise FleetStartError(reason=f"{_SESSIONS} cannot be written: {error.strerror}", remedy=remedy) from error
     return folder
 
 

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from full_disk import full_disk
@@ -32,6 +33,20 @@ def test_noted__folder_has_run_full_meanwhile__fleet_serves_and_who_will_not_fin
     assert is_serving
     assert "`muxfleet apply`, `drain` and `cordon` will not find this fleet" in told.getvalue()
     assert f"{tmp_path}/muxfleet/fleets cannot be written: File too large" in told.getvalue()
+
+
+def test_local_ray__disk_is_nearly_full__is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself starts, writes what goes wrong to the terminal, and comes to nothing."""
+    monkeypatch.setattr("deploy.local.local_ray._SESSIONS", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=700_000))
+    starting = local_ray(num_cpus=1, is_verbose=False, supervisor=Supervisor(stop_s=1.0, tell=print))
+
+    with pytest.raises(FleetStartError, match=rf"{tmp_path} has 0\.7 MB left; .*make room there"):
+        starting.__enter__()
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_local_ray__no_room_for_its_session__is_said_with_the_place(
