@@ -3,6 +3,7 @@
 import atexit
 import logging
 import math
+import os
 import shutil
 import signal
 import sys
@@ -19,13 +20,13 @@ from ray.exceptions import RayError
 from deploy.environment import export_environment
 from deploy.errors import ClusterUnreachable, FleetStartError
 from deploy.local.native_errors import silence_native_errors
+from deploy.local.ray_environment import haproxy_files
 from deploy.local.session_folders import make_session_folder, remove_left_behind
 from deploy.local.supervisor import Supervisor
 from deploy.local.terminable import terminable
 
 _SESSIONS = Path("/tmp")
 _SESSION_BYTES = 16 * 1024**2  # what logs take in the first minutes; with less nothing starts, and nothing says so
-_HAPROXY_FILES = Path("/tmp/haproxy-serve")  # Serve's; a folder for each node
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE_S = 0.25
 # Logical CPUs beyond what the fleet file asks for: nodes that are applied later must find room on this one machine.
@@ -44,7 +45,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     remove_left_behind(_SESSIONS)
     folder = _session_folder()
     session = folder / "ray"
-    node = ""
+    os.environ.update(haproxy_files(session))  # those of a fleet that this process had before are gone
     try:
         # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
         with _start_errors(), _interrupted_by_its_handler(), chdir(session), _deaf_to_hangups():
@@ -59,7 +60,6 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
             )
         quiet_serve(is_verbose)
         supervisor.watch(folder)
-        node = ray.get_runtime_context().get_node_id()
         yield session / "session_latest" / "logs"
     finally:
         supervisor.now_ending()
@@ -70,8 +70,6 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
             atexit.unregister(ray.shutdown)
         else:
             ray.shutdown()
-        if node:
-            shutil.rmtree(_HAPROXY_FILES / node, ignore_errors=True)
         if not (is_verbose and _is_failing()):  # who asked for logs may want to read them
             _remove(folder)
 

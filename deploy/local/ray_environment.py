@@ -65,6 +65,19 @@ def ray_environment(
     return {**variables, **HAPROXY, **ports, **program}
 
 
+def haproxy_files(folder: Path) -> Mapping[str, str]:
+    """Names where HAProxy's files lie, in a folder of the node's in this one. Serve has them in /tmp/haproxy-serve,
+    which is of the user who came first: no other's HAProxy would start on this machine.
+    """
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+    }
+
+
 def joining_environment(*, auth_token: str) -> Mapping[str, str]:
     """Returns the environment of a command that changes a cluster of `muxfleet up`."""
     authentication = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": auth_token}

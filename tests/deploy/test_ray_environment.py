@@ -1,15 +1,18 @@
-"""Two fleets of one machine share no port."""
+"""Two fleets of one machine share no port, and no folder."""
 
+import inspect
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 from ray.serve._private import constants
 
-from deploy.local.ray_environment import ray_environment
+from deploy.local.ray_environment import haproxy_files, ray_environment
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,11 @@ def test_environment__machine_has_an_http_proxy__serves_own_calls_do_not_go_thro
         server.stop(None)
 
     assert reached.returncode == 0
+
+
+def test_haproxy_files__all_that_serve_would_share_between_users__lie_in_the_sessions_folder(tmp_path: Path) -> None:
+    shared = re.findall(r'"(RAY_SERVE_HAPROXY_\w+)", "/tmp/haproxy-serve', inspect.getsource(constants))
+    named = haproxy_files(tmp_path)
+
+    assert set(named) == set(shared)
+    assert all(Path(name).is_relative_to(tmp_path) for name in named.values())
