@@ -90,3 +90,8 @@ def export_environment(variables: Mapping[str, str]) -> None:
     """Sets variables for this process and those it starts. What the user has set already stays."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """Sets variables for this process and those it starts, whatever they were."""
+    os.environ.update(variables)

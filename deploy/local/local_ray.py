@@ -3,7 +3,6 @@
 import atexit
 import logging
 import math
-import os
 import shutil
 import signal
 import sys
@@ -17,7 +16,7 @@ import ray
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 from ray.exceptions import RayError
 
-from deploy.environment import export_environment
+from deploy.environment import export_environment, replace_environment
 from deploy.errors import ClusterUnreachable, FleetStartError
 from deploy.local.native_errors import silence_native_errors
 from deploy.local.ray_environment import haproxy_files
@@ -45,7 +44,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     remove_left_behind(_SESSIONS)
     folder = _session_folder()
     session = folder / "ray"
-    os.environ.update(haproxy_files(session))  # those of a fleet that this process had before are gone
+    replace_environment(haproxy_files(session))  # those of a fleet that this process had before are gone
     try:
         # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
         with _start_errors(), _interrupted_by_its_handler(), chdir(session), _deaf_to_hangups():
