@@ -64,7 +64,7 @@ def of_machine(folder: Path, row: str) -> Cell:
     source = ROOT / "benchmarks" / "fleets" / "clock_shift.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
     clock.write_text(f"{0:<16}")
-    with running(folder, {"LD_PRELOAD": str(library), "CLOCK_SHIFT_FILE": str(clock)}) as fleet:
+    with running(folder, environment={"LD_PRELOAD": str(library), "CLOCK_SHIFT_FILE": str(clock)}) as fleet:
         load = Load.calibrated(fleet.url)
         return measure(fleet, load, lambda: _shift_clock(clock, MACHINE_FAULTS[row]), lambda: False)
 
