@@ -126,6 +126,17 @@ def _control() -> Sequence[Panel]:
             },
             unit="reqps",
         ),
+        Panel(
+            title="Batches",
+            queries={
+                "lines left": 'sum(muxfleet_batch_lines_left{job=~"$job"})',
+                "{{outcome}} lines/s": "sum by (outcome) "
+                '(rate(muxfleet_batch_lines_total{job=~"$job"}[$__rate_interval]))',
+                "batches": 'sum(muxfleet_batches_running{job=~"$job"})',
+            },
+            unit="short",
+            description="What gateways work on now; docs/batches.md.",
+        ),
         latency("Wait at the gateway", "muxfleet_queue_time_seconds"),
         Panel(
             title="What units were chosen by",
