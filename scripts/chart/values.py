@@ -182,6 +182,8 @@ class Ingress(Section):
     """Empty: every host."""
     paths: RoutedPaths = list(PUBLIC_PATHS)
     """Prefixes that are routed. Metrics, /fleet and /console stay inside by default; [/] routes all."""
+    path: Annotated[str, StringConstraints(pattern="^(/.*)?$")] = ""
+    """Of charts before `paths`, whose values an upgrade may bring: the only prefix then, in place of those."""
     tls: IngressTls = []
     """Hosts and the Secrets with their certificates."""
 

@@ -376,6 +376,12 @@ def test_routes__from_outside__are_the_public_ones_and_on_demand_all(helm4: Helm
     assert routed("/") == ["/"]
 
 
+def test_ingress__values_of_a_chart_that_had_one_path__are_rendered_as_they_were(helm4: Helm, chart: Path) -> None:
+    (ingress,) = of_kind(objects(helm4, chart, {"ingress": {"enabled": True, "path": "/llm"}}), "Ingress")
+
+    assert [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]] == ["/llm"]
+
+
 def test_objects__given_along__are_rendered_as_they_are(helm4: Helm, chart: Path) -> None:
     extra = {
         "apiVersion": "v1",
