@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import psutil
-
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.adapter_shapes import adapters_of, bytes_of_adapters
 from deploy.fleet_file.folded_adapters import with_adapters_folded
@@ -15,6 +13,7 @@ from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.pool_hardware import hardware_of
 from deploy.planning.profiled_costs import profiled_costs, profiles_of
+from pdmux_actor.executor.host_memory import host_memory_bytes
 from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served, most_served_of_nodes
@@ -228,7 +227,7 @@ def _memory_bytes(fleet: FleetFile, pool: PoolSection) -> int:
     if pool.device_memory is not None:
         return int(pool.device_memory)
     if pool.gpu_type is None:
-        return psutil.virtual_memory().total
+        return host_memory_bytes()
     device_bytes = hardware_of(pool).device.memory_bytes
     if pool.kv_bytes is None:
         device_bytes = fleet.backend(pool).fillable_bytes(device_bytes)

@@ -4,9 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from deploy.fleet_file.settings import PoolSection
+from pdmux_actor.executor.host_memory import host_memory_bytes
 from pdmux_actor.executor.simulated import GPU_HOST_S
 from placement.host_memory import host_share_bytes, host_share_of_gpus
 from profiler.devices import device_named, laptop_cpu
@@ -42,7 +41,7 @@ def hardware_of(pool: PoolSection) -> UnitHardware:
     num_ranks = pool.mesh_gpus
     device = laptop_cpu(
         num_cores=max(1, (pool.cores or os.cpu_count() or 1) // num_ranks),
-        memory_bytes=psutil.virtual_memory().total // num_ranks,
+        memory_bytes=host_memory_bytes() // num_ranks,
     )
     latency = RooflineLatency(device, num_gpus=num_ranks)
     return UnitHardware(device=device, num_gpus=num_ranks, latency=latency, host_s=CPU_HOST_S)
@@ -54,7 +53,7 @@ def host_memory_of(pool: PoolSection, num_gpus: int) -> int:
         return int(pool.host_memory)
     if pool.gpu_type is not None:
         return host_share_of_gpus(device_named(pool.gpu_type), num_gpus)
-    return host_share_bytes(psutil.virtual_memory().total, pool.devices_per_node // pool.mesh_gpus)
+    return host_share_bytes(host_memory_bytes(), pool.devices_per_node // pool.mesh_gpus)
 
 
 def gpu_hardware(device: DeviceSpec, num_gpus: int) -> UnitHardware:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import psutil
 import torch
 
+from pdmux_actor.executor.host_memory import host_memory_bytes
 from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
 from pdmux_actor.models.compiled.library import cached_folder
 from pdmux_actor.models.linear import Linear
@@ -50,7 +50,7 @@ def _measure(num_cores: int) -> DeviceSpec:
         num_sms=num_cores,
         peak_flops_per_s=2 * _MATRIX_SIZE**3 / matmul_s,
         memory_bandwidth_bytes_per_s=bytes_per_s,
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=host_memory_bytes(),
         launch_overhead_s=operation_s * _OPERATIONS_PER_STEP,
         int8_compute_share=shares["int8"],
         int4_compute_share=shares["int4"],

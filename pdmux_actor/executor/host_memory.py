@@ -9,23 +9,28 @@ from pdmux_actor.errors import HostMemoryShort
 # Whoever else is on the machine, and the page cache that checkpoints are read through, need some, too. Ray ends
 # processes when 95 % are in use.
 _KEPT_FREE_SHARE = 0.2
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 
 
-def host_memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Returns the memory of the machine, or of the container that this process runs in."""
-    return min(psutil.virtual_memory().total, _limit_bytes(cgroup) or psutil.virtual_memory().total)
+def host_memory_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
+    """Returns the memory of the machine, or of the container or service that this process runs in."""
+    return min([psutil.virtual_memory().total, *_limits_bytes(cgroups, own).values()])
 
 
-def spare_host_bytes(cgroup: Path = _CGROUP) -> int:
+def free_host_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
+    """Returns what this process may still take before the kernel ends it or others; at most 0 when there is too little
+    already.
+    """
+    left = (limit_bytes - _used_bytes(cgroup) for cgroup, limit_bytes in _limits_bytes(cgroups, own).items())
+    return min([psutil.virtual_memory().available, *left])
+
+
+def spare_host_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
     """Returns what weights that sleep may take so that enough stays free; at most 0 when there is too little
     already.
     """
-    available_bytes = psutil.virtual_memory().available
-    limit_bytes = _limit_bytes(cgroup)
-    if limit_bytes is not None:
-        available_bytes = min(available_bytes, limit_bytes - _used_bytes(cgroup))
-    return available_bytes - int(_KEPT_FREE_SHARE * host_memory_bytes(cgroup))
+    return free_host_bytes(cgroups, own) - int(_KEPT_FREE_SHARE * host_memory_bytes(cgroups, own))
 
 
 def check_host_room(model: str, needed_bytes: int, admitted_bytes: int) -> None:
@@ -34,12 +39,27 @@ def check_host_room(model: str, needed_bytes: int, admitted_bytes: int) -> None:
         raise HostMemoryShort(model=model, needed_bytes=needed_bytes, admitted_bytes=admitted_bytes)
 
 
-def _limit_bytes(cgroup: Path) -> int | None:
-    """Of cgroup v2, as containers see their own; None: there is none."""
+def _limits_bytes(cgroups: Path, own: Path) -> dict[Path, int]:
+    """Of cgroups v2 that this process is in and that have one: a container sees its own as the root, a service is in
+    one within others.
+    """
+    found = {}
+    for cgroup in _with_parents(cgroups, own):
+        try:
+            found[cgroup] = int((cgroup / "memory.max").read_text())
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return found
+
+
+def _with_parents(cgroups: Path, own: Path) -> tuple[Path, ...]:
+    """Of a container that keeps the host's names its own is not where it says, but the root."""
     try:
-        return int((cgroup / "memory.max").read_text())
-    except (OSError, ValueError):  # not there, or "max"
-        return None
+        names = [line[3:] for line in own.read_text().splitlines() if line.startswith("0::/")]
+    except OSError:
+        names = []
+    paths = [Path(name.lstrip("/")) for name in names] or [Path()]
+    return tuple(cgroups / path for path in (paths[0], *paths[0].parents))
 
 
 def _used_bytes(cgroup: Path) -> int:

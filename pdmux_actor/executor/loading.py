@@ -1,7 +1,8 @@
 """A checkpoint made ready to launch: what every torch executor does when a model is loaded."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,8 @@ from profiler.native_refusal import NativeRefusal, native_refusal, without_kerne
 from profiler.specs import AUTO_DTYPE, ModelSpec
 
 _MOST_READING_THREADS = 8  # a drive or a network file system gives no more to more
+_MAKE_ROOM = "use a smaller model or dtype, `weights: int8`, a smaller KV pool, or place fewer models here"
+_NO_MEMORY = ("allocate memory", "not enough memory")  # torch's and the system's own words
 _LOG = logging.getLogger(__name__)
 
 
@@ -213,10 +216,24 @@ def needed_by(spec: ModelSpec, needed_bytes: int) -> str:
 
 def too_large(model: str, what: str, needed_bytes: int, available_bytes: int) -> ModelTooLarge:
     return ModelTooLarge(
-        model=model,
-        reason=f"{what} take {needed_bytes} bytes, {available_bytes} are free",
-        remedy="use a smaller model or dtype, `weights: int8`, a smaller KV pool, or place fewer models here",
+        model=model, reason=f"{what} take {needed_bytes} bytes, {available_bytes} are free", remedy=_MAKE_ROOM
     )
+
+
+@contextmanager
+def refusals_of_memory(model: str) -> Iterator[None]:
+    """Makes ModelTooLarge of what is raised where the system refuses host memory, as under a limit of address space."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        said = str(error)
+        if not (isinstance(error, MemoryError) or any(words in said for words in _NO_MEMORY)):
+            raise
+        raise ModelTooLarge(
+            model=model,
+            reason=f"the system gives no more memory ({said.splitlines()[0] if said else 'MemoryError'})",
+            remedy=f"raise the limit of its processes (ulimit -v, MemoryMax), or {_MAKE_ROOM}",
+        ) from error
 
 
 def _max_model_len(model: str, config: AnyConfig, requested: int | None) -> int:

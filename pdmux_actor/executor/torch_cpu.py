@@ -9,18 +9,24 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from pdmux_actor.errors import BaseNotHere
 from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.compiled_layers import CompiledLayers
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
-from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
+from pdmux_actor.executor.host_memory import check_host_room, free_host_bytes, spare_host_bytes
 from pdmux_actor.executor.kv_storage import KvStorage, KvView
 from pdmux_actor.executor.lanes import Job, LaneThread, PinnedThread, PinnedThreads, available_cores
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
-from pdmux_actor.executor.loading import LoadedModel, ModelImplementation, awakened, check_room, load_decoder
+from pdmux_actor.executor.loading import (
+    LoadedModel,
+    ModelImplementation,
+    awakened,
+    check_room,
+    load_decoder,
+    refusals_of_memory,
+)
 from pdmux_actor.executor.model_runner import AttachedModel, MakeRunner, ModelRunner, Produced, lone_runner
 from pdmux_actor.kv.prefix_kv import RowLayout
 from pdmux_actor.model_info import ModelInfo, ModelSource
@@ -105,21 +111,22 @@ class TorchCpuExecutor:
         return time.perf_counter()
 
     def resize_pool(self, total_blocks: int) -> int:
-        self.total_blocks = min(total_blocks, psutil.virtual_memory().available // self.block_bytes)
+        self.total_blocks = min(total_blocks, free_host_bytes() // self.block_bytes)
         self._storage = KvStorage(self.total_blocks, self.block_bytes)
         return self.total_blocks
 
     def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
-        loaded = load_decoder(
-            source.or_dtype(self._default_dtype),
-            on_progress=on_progress,
-            block_bytes=self.block_bytes,
-            available_bytes=psutil.virtual_memory().available // self._share.num_ranks,
-            fastest_dtype=self._fastest_dtype,
-            implementation=self._implementation,
-            kernels=self._kernels,
-            share=self._share,
-        )
+        with refusals_of_memory(source.model):
+            loaded = load_decoder(
+                source.or_dtype(self._default_dtype),
+                on_progress=on_progress,
+                block_bytes=self.block_bytes,
+                available_bytes=free_host_bytes() // self._share.num_ranks,
+                fastest_dtype=self._fastest_dtype,
+                implementation=self._implementation,
+                kernels=self._kernels,
+                share=self._share,
+            )
         self._loaded[source.model] = loaded
         return loaded.info
 
@@ -127,7 +134,8 @@ class TorchCpuExecutor:
         held = self._loaded.get(base) or self._attached.get(base)
         if held is None:
             raise BaseNotHere(model=model, base=base)
-        self._adapters.load(model, held, source, revision)
+        with refusals_of_memory(model):
+            self._adapters.load(model, held, source, revision)
 
     def attach_model(self, info: ModelInfo, row_table: npt.NDArray[np.int64]) -> None:
         decoder, kv = self._loaded[info.model].decoder, self._storage.view(info.spec, info.geometry)
@@ -158,8 +166,9 @@ class TorchCpuExecutor:
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
         spec = host.info.spec
-        check_room(model, spec, spec.weight_bytes, psutil.virtual_memory().available)
-        decoder = awakened(host.config, packed_from_host(host), host.info.max_model_len, kernels=self._kernels)
+        check_room(model, spec, spec.weight_bytes, free_host_bytes())
+        with refusals_of_memory(model):
+            decoder = awakened(host.config, packed_from_host(host), host.info.max_model_len, kernels=self._kernels)
         self._loaded[model] = LoadedModel(info=host.info, decoder=decoder)
         del self._asleep[model]
         return host.info

@@ -7,7 +7,9 @@ import pytest
 
 from deploy.errors import FleetFileError, HostMemoryTooSmall
 from deploy.fleet_file.settings import FleetFile, check_sources, fleet_json_schema, parse_fleet_file
-from deploy.planning.pool_hardware import host_memory_of
+from deploy.planning import fleet_planning, pool_hardware
+from deploy.planning.fleet_planning import units_of_fleet
+from deploy.planning.pool_hardware import hardware_of, host_memory_of
 from deploy.serve.render import _unit_shape
 from deploy.serve.serve_applications import actor_settings
 from pdmux_actor.serving.commands import EngineSettings
@@ -89,3 +91,14 @@ def test_host_memory__auto__is_a_share_of_the_node() -> None:
     assert host_memory_of(fleet_of("device: simulated, gpu_type: H100").pools[0], 2) == H100.memory_bytes
     assert host_memory_of(fleet_of("host_memory: 3GiB").pools[0], 1) == 3 * GIB
     assert laptop_cpu(num_cores=2, memory_bytes=1).host_copy_bytes_per_s == 0
+
+
+def test_plan__machine_within_a_container__has_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine of a CPU counts so: a plan for all of the node's memory would be for none that there is."""
+    for module in (fleet_planning, pool_hardware):
+        monkeypatch.setattr(module, "host_memory_bytes", lambda: 8 * GIB)
+    fleet = fleet_of("device: cpu")
+
+    assert host_memory_of(fleet.pools[0], 1) == 2 * GIB
+    assert hardware_of(fleet.pools[0]).device.memory_bytes == 8 * GIB
+    assert [unit.memory_bytes for unit in units_of_fleet(fleet)] == [8 * GIB]

@@ -1,12 +1,18 @@
 """How much host memory there is, by the machine and by the container."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from cpu_rig import CpuRig
 
-from pdmux_actor.executor.host_memory import host_memory_bytes, spare_host_bytes
+from pdmux_actor.errors import ModelTooLarge
+from pdmux_actor.executor import cpu_device, torch_cpu
+from pdmux_actor.executor.cpu_device import measure_cpu
+from pdmux_actor.executor.host_memory import free_host_bytes, host_memory_bytes, spare_host_bytes
+from pdmux_actor.executor.loading import refusals_of_memory
 
 MIB = 1 << 20
 
@@ -41,3 +47,58 @@ def test_host_memory__no_limit_or_no_container__is_the_machines(
 
 def test_host_memory__little_left__nothing_is_spare(container: Callable[[str, int, int], Path]) -> None:
     assert spare_host_bytes(container(str(100 * MIB), 90 * MIB, 0)) < 0
+
+
+def test_host_memory__service_within_a_slice__is_the_least_that_either_admits(tmp_path: Path) -> None:
+    """As systemd's MemoryMax: the limits of all cgroups that a process is in hold, not the root's alone."""
+    for name, limit, used_bytes in (
+        ("", "max", 900 * MIB),
+        ("a.slice", 500 * MIB, 490 * MIB),
+        ("b.service", 100 * MIB, 60 * MIB),
+    ):
+        cgroup = tmp_path / "a.slice" / name if name == "b.service" else tmp_path / name
+        cgroup.mkdir(exist_ok=True)
+        (cgroup / "memory.max").write_text(f"{limit}\n")
+        (cgroup / "memory.current").write_text(f"{used_bytes}\n")
+        (cgroup / "memory.stat").write_text("inactive_file 0\n")
+    own = tmp_path / "own"
+    own.write_text("1:name=systemd:/\n0::/a.slice/b.service\n")
+
+    assert host_memory_bytes(tmp_path, own) == 100 * MIB
+    assert free_host_bytes(tmp_path, own) == 10 * MIB  # the slice has no more
+    assert spare_host_bytes(tmp_path, own) == -10 * MIB
+
+
+def test_load_model__more_than_the_container_has_left__is_too_large(
+    demo_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has enough: the kernel would end the engine, and with it the models that it serves."""
+    rig = CpuRig()
+    try:
+        rig.load("demo-llama", demo_checkpoints["demo-llama"])
+        rig.executor.sleep_model("demo-llama", 1 << 30)
+        rig.executor.detach_model("demo-llama")
+        monkeypatch.setattr(torch_cpu, "free_host_bytes", lambda: MIB)
+
+        with pytest.raises(ModelTooLarge, match=f"{MIB} are free; use a smaller model"):
+            rig.load("demo-qwen2", demo_checkpoints["demo-qwen2"])
+        with pytest.raises(ModelTooLarge, match=f"{MIB} are free"):
+            rig.wake("demo-llama")
+        assert rig.executor.resize_pool(1 << 40) == MIB // rig.executor.block_bytes
+    finally:
+        rig.close()
+
+
+def test_measure_cpu__container_with_a_limit__has_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_device, "host_memory_bytes", lambda: 100 * MIB)
+
+    assert measure_cpu(1).memory_bytes == 100 * MIB
+
+
+def test_refusals_of_memory__what_torch_and_python_raise__are_too_large_and_nothing_else_is() -> None:
+    told = r"'m' does not load: the system gives no more memory .* or use a smaller"
+    for takes in (lambda: torch.empty(1 << 55, dtype=torch.uint8), lambda: bytearray(1 << 60)):
+        with pytest.raises(ModelTooLarge, match=told), refusals_of_memory("m"):
+            takes()
+    with pytest.raises(RuntimeError, match="shape"), refusals_of_memory("m"):
+        torch.zeros(2).view(3)
