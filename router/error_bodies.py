@@ -75,6 +75,9 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     ),
     errors.GenerationFailed: ErrorShape(status=500, type="server_error", code="generation_failed"),
     errors.GatewayFault: INTERNAL,
+    errors.WeightsChanged: ErrorShape(
+        status=503, type="service_unavailable", code="weights_changed", should_retry=True
+    ),
     errors.UnitsLost: ErrorShape(status=502, type="server_error", code="unit_lost", should_retry=True),
     errors.RequestKilledUnits: ErrorShape(status=500, type="server_error", code="request_killed_units"),
 }

@@ -25,7 +25,8 @@ class Generation:
     """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. `choice`
     counts those of the request. One that is `prompt_only`, as one that `embeds`, was asked for no token: that which
     an engine gives to every prompt is nobody's. `fills_context`: no `max_tokens` were asked for, and it ends where
-    units' contexts do. `shares_prompt`: another choice of the request is charged for it.
+    units' contexts do. `shares_prompt`: another choice of the request is charged for it. `weights` are those of the
+    model when it was asked (`ModelCard.weights`).
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Generation:
     reply: ReplyShape | None = None
     client_request_id: str = ""
     traceparent: str = ""
+    weights: tuple[str | None, ...] = ()
 
     @property
     def exemplar(self) -> dict[str, str] | None:

@@ -11,7 +11,8 @@ from pdmux_actor.messages import Slo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A model the fleet offers, whether or not a unit holds it now. `can_wake`: a request makes a unit take it up.
-    `adapter_of`: the base of a LoRA adapter, whose `source` and `revision` these are: its tokenizer.
+    `adapter_of`: the base of a LoRA adapter, whose `source` and `revision` these are: its tokenizer. `weights` name
+    what it is loaded from, with its base's: under other names it says something else.
     """
 
     model: str
@@ -21,6 +22,7 @@ class ModelCard:
     created_s: int
     can_wake: bool = False
     adapter_of: str | None = None
+    weights: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,7 @@ class CatalogModel:
             slo=self.slo,
             created_s=self.created_s,
             can_wake=self.settings.replicas.min == 0,
+            weights=(*_weights(self.settings, self.dtype), *(() if self.base is None else _weights(self.base, None))),
         )
 
     def assignment(self, quota_blocks: int) -> ModelAssignment:
@@ -93,6 +94,10 @@ class CatalogModel:
             max_model_len=self.spec.context_tokens(self.settings.max_model_len),
             adapters_bytes=self.adapters_bytes,
         )
+
+
+def _weights(model: ModelSection, dtype: str | None) -> tuple[str | None, ...]:
+    return model.source, model.revision, dtype or model.dtype, model.weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

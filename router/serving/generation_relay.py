@@ -20,6 +20,7 @@ from router.errors import (
     ModelUnavailable,
     RequestKilledUnits,
     UnitsLost,
+    WeightsChanged,
 )
 from router.gateway_scheduler import GatewayScheduler
 from router.generation import Generation, Output
@@ -144,6 +145,7 @@ class GenerationRelay:
             GenerationFailed: the engine gave it up for a reason that another unit would share.
             UnitsLost: too many units were lost under it.
             RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
+            WeightsChanged: its model says something else by now than it has begun to say.
         """
         progress = _Progress(generation.choice, generation.sampling.stop_token_ids)
         failed: set[str] = set()
@@ -249,6 +251,8 @@ class GenerationRelay:
         while True:
             if progress.final and self._fills_context(generation, len(progress.final)):
                 return None
+            if progress.final:
+                self._check_weights(generation)
             self._scheduler.set_unreachable(self._unreachable_units())
             unit = self._route(generation, left_out, progress)
             if unit is not None:
@@ -258,6 +262,12 @@ class GenerationRelay:
             await self._view.changed(min(_POLL_S, self._limits.hold_s - waited_s))
             if self._clock() - started_s >= _AVOID_S:
                 left_out.clear()
+
+    def _check_weights(self, generation: Generation) -> None:
+        """Raises WeightsChanged: the rest of what was begun would be another model's."""
+        card = self._view.card(generation.model)
+        if card is not None and card.weights != generation.weights:
+            raise WeightsChanged(model=generation.model, retry_after_s=_RETRY_AFTER_S)
 
     def _route(self, generation: Generation, avoid: Set[str], progress: _Progress) -> UnitChoice | None:
         is_prefilled = bool(progress.kv_from or progress.final)

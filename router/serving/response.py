@@ -64,6 +64,7 @@ def generations_of(
                     slo=report.slo,
                     client_request_id=report.request_id,
                     traceparent=report.traceparent,
+                    weights=card.weights,
                 )
             )
     return generations

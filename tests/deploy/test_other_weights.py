@@ -1,7 +1,11 @@
 """What the control loop says of models that were given other weights."""
 
+from dataclasses import replace
+
 from fleet_model import World, adapter_model, catalog, catalog_model
 
+from deploy.fleet_file.model_catalog import CatalogModel
+from deploy.fleet_file.model_section import ReplicasSection, SloSection
 from pdmux_actor.lease import ModelPhase
 
 
@@ -51,3 +55,21 @@ def test_status__control_loop_restarts__models_are_ready_as_before() -> None:
     for _ in range(6):
         world.beat()
         assert ready_by_status(world) == {"a", "b"}
+
+
+def test_card__weights_of_a_model_or_of_its_base__name_what_is_served_and_nothing_else() -> None:
+    """By them gateways know that an answer was begun by others."""
+    base = catalog_model("a")
+    adapter = adapter_model("sql", base)
+
+    def named(model: CatalogModel, **settings: object) -> tuple[str | None, ...]:
+        return replace(model, settings=model.settings.model_copy(update=settings)).card().weights
+
+    assert named(base, slo=SloSection(ttft_s=9.0), replicas=ReplicasSection(max=3), max_model_len=64) == named(base)
+    for changed in ({"source": "/other"}, {"revision": "v2"}, {"weights": "int8"}):
+        assert named(base, **changed) != named(base)
+        assert adapter_model(
+            "sql", replace(base, settings=base.settings.model_copy(update=changed))
+        ).card().weights != (adapter.card().weights)
+    assert replace(base, dtype="float16").card().weights != base.card().weights
+    assert named(adapter, source="/adapters/other") != adapter.card().weights

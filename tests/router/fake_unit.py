@@ -306,10 +306,12 @@ def fleet_view(
     phase: ModelPhase = ModelPhase.READY,
     stream_token: str = TOKEN,
     slo: Slo = EASY,
+    weights: tuple[str | None, ...] = (),
 ) -> FleetView:
     return FleetView(
         models=tuple(
-            ModelCard(model=m, source=str(source), revision=None, slo=slo, created_s=1_700_000_000) for m in models
+            ModelCard(model=m, source=str(source), revision=None, slo=slo, created_s=1_700_000_000, weights=weights)
+            for m in models
         ),
         units=tuple(UnitView(report=unit.report(phase), age_s=0.1) for unit in units),
         stream_token=stream_token,

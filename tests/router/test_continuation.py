@@ -119,6 +119,42 @@ async def test_only_unit__dies_and_comes_back__request_waits_for_it(serve) -> No
     assert len(reborn.requests[0].output_token_ids) == 10
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_only_unit__comes_back_with_other_weights__answer_ends_with_an_error_and_is_no_mixture(
+    serve, stream
+) -> None:
+    unit = FakeUnit(fuse=[10])
+    served = await serve(unit, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask(stream=stream)))
+        await eventually(lambda: not unit.fuse)
+        served.show()
+        async with FakeUnit(unit_id="unit-a2") as reborn:
+            served.show(reborn, weights=("./other", None, None, None))
+            reply = await asking
+            again = await http.post("/v1/completions", json=ask())
+
+    last = json.loads(reply.text.rsplit("data: ", 1)[1]) if stream else reply.json()
+    error = last["error"]
+    assert (reply.status_code, error["code"]) == (200 if stream else 503, "weights_changed")
+    assert "was given other weights" in error["message"]
+    assert (again.status_code, len(reborn.requests)) == (200, 1)
+
+
+async def test_only_unit__comes_back_with_other_weights_before_the_first_token__answers_by_them(serve) -> None:
+    unit = FakeUnit(fuse=[0])
+    served = await serve(unit, limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask()))
+        await eventually(lambda: not unit.fuse)
+        served.show()
+        async with FakeUnit(unit_id="unit-a2") as reborn:
+            served.show(reborn, weights=("./other", None, None, None))
+            reply = await asking
+
+    assert reply.json()["usage"]["completion_tokens"] == 60
+
+
 @pytest.mark.parametrize(("max_model_len", "output_tokens"), [(11, 10), (20, 60)])
 async def test_no_max_tokens__units_take_less_than_they_did__ends_where_they_do(
     serve, max_model_len, output_tokens
