@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ FLEET = read_fleet_file(Path(__file__).parents[2] / "examples" / "simulated-32gp
 OPTIONS = RunOptions(limits=GatewayLimits(), gateways=2)
 
 
+@cache  # planned once; each run makes its own units
 def deployed() -> DeployedFleet:
     return deploy_fleet(FLEET, Deployment(name="mux", policy="mux"))
 

@@ -1,10 +1,14 @@
+import io
 import json
 import shutil
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from deploy.cli import main
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import read_fleet_file
 from deploy.fleet_file.what_if import changed_fleet
@@ -13,6 +17,22 @@ from placement.launch_limits import LaunchLimits
 from placement.solvers.registry import SOLVERS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
+
+
+@dataclass(frozen=True)
+class Planned:
+    file: Path
+    out: str
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """The example as it is, planned once: tests read the plan or go on from it."""
+    file = tmp_path_factory.mktemp("planned") / "plan.json"
+    with redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as ended:
+        main(["plan", str(EXAMPLE), "--json", str(file)])
+    assert not ended.value.code
+    return Planned(file, out.getvalue())
 
 
 def test_plan__search__writes_what_it_shows(run, tmp_path: Path) -> None:
@@ -63,10 +83,8 @@ def test_plan__what_if__says_what_changed_and_what_it_was_before(run) -> None:
     assert any(line.startswith("without: serves 14.00 of 14.00") and "of 8 GPUs" in line for line in lines)
 
 
-def test_plan__more_units_than_the_demand_needs__names_those_that_would_do(run) -> None:
-    _, out, _ = run("plan", EXAMPLE)
-
-    said = next(line for line in out.splitlines() if "would do for this demand" in line)
+def test_plan__more_units_than_the_demand_needs__names_those_that_would_do(planned: Planned) -> None:
+    said = next(line for line in planned.out.splitlines() if "would do for this demand" in line)
     room = float(said.split("headroom x")[1].split(":")[0])
     assert said.startswith("4 GPUs")
     assert said.endswith(": 1 of large")
@@ -94,7 +112,9 @@ def test_plan__nothing_is_served_within_slo__no_advice_to_shrink(run, tmp_path: 
     assert "would do" not in out
 
 
-def test_plan__mean_prompt_beyond_the_context__says_that_they_are_refused(run, tmp_path: Path) -> None:
+def test_plan__mean_prompt_beyond_the_context__says_that_they_are_refused(
+    run, planned: Planned, tmp_path: Path
+) -> None:
     file = tmp_path / "fleet.yaml"
     text = EXAMPLE.read_text().replace("./models", str(EXAMPLE.parent / "models"))
     fleet = yaml.safe_load(text)
@@ -103,29 +123,26 @@ def test_plan__mean_prompt_beyond_the_context__says_that_they_are_refused(run, t
     file.write_text(yaml.safe_dump(fleet))
 
     _, out, _ = run("plan", file)
-    _, usual, _ = run("plan", EXAMPLE)
 
     warned = [line for line in out.splitlines() if "would be refused" in line]
     assert len(warned) == 1
     assert warned[0].startswith(f"{fleet['models'][0]['id']}: a mean prompt of 5000 tokens")
     assert "max_model_len 4096" in warned[0]
-    assert "would be refused" not in usual
+    assert "would be refused" not in planned.out
 
 
-def test_plan__own_plan_as_current__has_nothing_to_do(run, tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    run("plan", EXAMPLE, "--solver", "search", "--json", file)
-
-    _, out, _ = run("plan", EXAMPLE, "--solver", "search", "--current", file)
+def test_plan__own_plan_as_current__has_nothing_to_do(run, planned: Planned) -> None:
+    _, out, _ = run("plan", EXAMPLE, "--solver", "search", "--current", planned.file)
 
     assert "nothing to do" in out
 
 
 @pytest.mark.parametrize(("key", "strange"), [("unit", "elsewhere"), ("models", "stranger")])
-def test_plan__current_is_of_another_fleet__is_one_line(run, tmp_path: Path, key: str, strange: str) -> None:
+def test_plan__current_is_of_another_fleet__is_one_line(
+    run, planned: Planned, tmp_path: Path, key: str, strange: str
+) -> None:
     file = tmp_path / "plan.json"
-    run("plan", EXAMPLE, "--json", file)
-    written = json.loads(file.read_text())
+    written = json.loads(planned.file.read_text())
     for unit in written["units"]:
         unit[key] = strange if key == "unit" else {strange: 1}
     file.write_text(json.dumps(written))
@@ -137,13 +154,12 @@ def test_plan__current_is_of_another_fleet__is_one_line(run, tmp_path: Path, key
     assert err.count("\n") == 1
 
 
-def test_plan__choose_meshes__uses_no_more_gpus(run, tmp_path: Path) -> None:
-    given, chosen = tmp_path / "given.json", tmp_path / "chosen.json"
+def test_plan__choose_meshes__uses_no_more_gpus(run, planned: Planned, tmp_path: Path) -> None:
+    chosen = tmp_path / "chosen.json"
 
-    run("plan", EXAMPLE, "--solver", "search", "--json", given)
     code, _, _ = run("plan", EXAMPLE, "--solver", "search", "--choose-meshes", "--json", chosen)
 
-    totals = [json.loads(f.read_text())["total"] for f in (given, chosen)]
+    totals = [json.loads(f.read_text())["total"] for f in (planned.file, chosen)]
     assert code == 0
     assert totals[1]["gpus_used"] <= totals[0]["gpus_used"]
     assert totals[1]["served_per_s"] == pytest.approx(totals[0]["served_per_s"])
@@ -224,14 +240,11 @@ def test_explain__model_of_the_fleet__tells_homes_and_rejected_units(run, tmp_pa
     assert all("GiB" in r["reason"] and r["lost_per_s"] is None for r in rejected.values())
 
 
-def test_explain__plan_of_another_fleet__is_refused(run, tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    run("plan", EXAMPLE, "--json", file)
-
-    code, _, err = run("explain", EXAMPLE.with_name("simulated-32gpu.yaml"), "qwen-8b-a", "--plan", file)
+def test_explain__plan_of_another_fleet__is_refused(run, planned: Planned) -> None:
+    code, _, err = run("explain", EXAMPLE.with_name("simulated-32gpu.yaml"), "qwen-8b-a", "--plan", planned.file)
 
     assert code == 2
-    assert f"--plan {file}: the fleet has no 'llama-70b'; give a plan of this fleet" in err
+    assert f"--plan {planned.file}: the fleet has no 'llama-70b'; give a plan of this fleet" in err
 
 
 def test_explain__units_with_more_room__says_that_home_has_enough(run, tmp_path: Path) -> None:

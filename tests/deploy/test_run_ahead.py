@@ -1,6 +1,7 @@
 """Units that run ahead through stretches of decode decide, to the byte, what they decide step by step."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from steps_ahead import launches_ahead
 
 from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
-from deploy.simulation.deployments import Deployment, deploy_fleet
+from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.fleet_run import FleetRun
 from deploy.simulation.streams import demand_stream
 from pdmux_actor.scheduling.policies.dispatch_policy import BatchPolicy, StretchPolicy
@@ -67,17 +68,20 @@ class Run:
     steps: int
 
 
+@cache  # planned once for the runs that are compared, of which each makes its own units
+def deployed(case: str, policy: str) -> DeployedFleet:
+    scheduler = {"quota_period_s": 0.5, "decision_log_entries": 1 << 20}
+    return deploy_fleet(CASES[case][0], Deployment(name=policy, policy=policy, scheduler=scheduler))
+
+
 def run(case: str, policy: str, *, run_ahead: bool) -> Run:
     asked, duration_s = CASES[case]
     demands = [expected_demand(m) for m in asked.models]
-    deployed = deploy_fleet(
-        asked,
-        Deployment(name=policy, policy=policy, scheduler={"quota_period_s": 0.5, "decision_log_entries": 1 << 20}),
-    )
+    fleet_of_case = deployed(case, policy)
     outcomes: list[RequestOutcome] = []
     whole = FleetRun(
-        models=deployed.models,
-        build_units=deployed.build,
+        models=fleet_of_case.models,
+        build_units=fleet_of_case.build,
         stream=demand_stream(demands, duration_s=duration_s, seed=2),
         limits=GatewayLimits(),
         gateways=2,

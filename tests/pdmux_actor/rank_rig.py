@@ -3,6 +3,7 @@
 import threading
 from contextlib import contextmanager
 
+import pytest
 from measured_cpu import measured_cpu
 
 from pdmux_actor.engine import build_engine
@@ -10,7 +11,7 @@ from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.events import Arrival, AttachModel, RemoveModel, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from pdmux_actor.serving.rank_processes import open_tensor_parallel_executor
+from pdmux_actor.serving import rank_processes
 from profiler.roofline import RooflineLatency
 
 BLOCK_BYTES = 2048
@@ -76,7 +77,11 @@ def running(checkpoints, num_ranks):
     if num_ranks == 1:
         executor = TorchCpuExecutor(device=measured_cpu(), **settings)
     else:
-        executor = open_tensor_parallel_executor(num_ranks=num_ranks, num_lanes=2, shares_cores=True, **settings)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank_processes, "measure_cpu", lambda _: measured_cpu())  # of all cores, which ranks share
+            executor = rank_processes.open_tensor_parallel_executor(
+                num_ranks=num_ranks, num_lanes=2, shares_cores=True, **settings
+            )
     run = EngineRun(executor, num_ranks)
     for model, folder in checkpoints.items():
         info = executor.load_model(ModelSource(model=model, source=str(folder), max_model_len=512))

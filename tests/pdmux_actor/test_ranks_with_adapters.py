@@ -39,70 +39,88 @@ MEMBERS = ("base", "queries", "all", "inner", "all", "base", "queries")
 
 @dataclass(frozen=True)
 class Family:
+    name: str
     base: Path
     adapters: Mapping[str, Path]
 
+    def model(self, member: str) -> str:
+        return self.name if member == "base" else f"{self.name}-{member}"
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Family]:
+    made = {}
+    for base, of_base in BASES.items():
+        folder = tmp_path_factory.mktemp(base)
+        write_random_checkpoint(folder / "base", of_base, seed=3)
+        adapters = {
+            name: random_adapter(folder / "base", folder / name, shape, seed)
+            for seed, (name, shape) in enumerate((OF_EXPERTS if base == "experts" else ADAPTERS).items())
+        }
+        made[base] = Family(base, folder / "base", adapters)
+    return made
+
 
 @pytest.fixture(scope="module", params=list(BASES))
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    folder = tmp_path_factory.mktemp(request.param)
-    write_random_checkpoint(folder / "base", BASES[request.param], seed=3)
-    adapters = {
-        name: random_adapter(folder / "base", folder / name, shape, seed)
-        for seed, (name, shape) in enumerate((OF_EXPERTS if request.param == "experts" else ADAPTERS).items())
-    }
-    return Family(folder / "base", adapters)
+def family(request: pytest.FixtureRequest, families: Mapping[str, Family]) -> Family:
+    return families[request.param]
 
 
-def asked(turn: str) -> list[GenerateRequest]:
+def asked(turn: str, family: Family) -> list[GenerateRequest]:
     return [
         GenerateRequest(
             request_id=f"{turn}/{place}",
-            model=model,
+            model=family.model(member),
             prompt_token_ids=tuple((3 * i) % 200 + 20 for i in range(length)),
             sampling=SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True),
             slo=Slo(ttft_s=5.0, tbt_s=1.0),
         )
-        for place, (model, length) in enumerate(zip(MEMBERS, LENGTHS, strict=True))
+        for place, (member, length) in enumerate(zip(MEMBERS, LENGTHS, strict=True))
     ]
 
 
 def load(unit: tuple[EngineRun, HostingExecutor], family: Family, name: str) -> None:
     run, executor = unit
-    executor.load_adapter(name, "base", str(family.adapters[name]), revision=None)
-    run.inbox.put(AttachAdapter(name, "base", 1000))
+    executor.load_adapter(family.model(name), family.name, str(family.adapters[name]), revision=None)
+    run.inbox.put(AttachAdapter(family.model(name), family.name, 1000))
 
 
 @contextmanager
-def unit_with_adapters(family: Family, num_ranks: int) -> Iterator[tuple[EngineRun, HostingExecutor]]:
-    with running({"base": family.base}, num_ranks) as unit:
-        for name in family.adapters:
-            load(unit, family, name)
+def unit_with_adapters(families: Mapping[str, Family], num_ranks: int) -> Iterator[tuple[EngineRun, HostingExecutor]]:
+    with running({name: family.base for name, family in families.items()}, num_ranks) as unit:
+        for family in families.values():
+            for name in family.adapters:
+                load(unit, family, name)
         yield unit
 
 
 @pytest.fixture(scope="module")
-def expected(family: Family) -> dict[str, list[int]]:
-    with unit_with_adapters(family, 1) as (run, _):
-        return run.answers(asked("alone"))
+def said_by_one_rank(families: Mapping[str, Family]) -> Mapping[str, dict[str, list[int]]]:
+    with unit_with_adapters(families, 1) as (run, _):
+        return {name: run.answers(asked("alone", family)) for name, family in families.items()}
 
 
 @pytest.fixture(scope="module")
-def unit_of_two(family: Family) -> Iterator[tuple[EngineRun, HostingExecutor]]:
-    with unit_with_adapters(family, 2) as unit:
+def expected(family: Family, said_by_one_rank: Mapping[str, dict[str, list[int]]]) -> dict[str, list[int]]:
+    return said_by_one_rank[family.name]
+
+
+@pytest.fixture(scope="module")
+def unit_of_two(families: Mapping[str, Family]) -> Iterator[tuple[EngineRun, HostingExecutor]]:
+    with unit_with_adapters(families, 2) as unit:
         yield unit
 
 
 def test_adapters_of_the_test__change_what_the_base_says(family: Family, expected: dict[str, list[int]]) -> None:
-    with running({"base": family.base}, 1) as (run, _):
-        of_base = [request for request in asked("base") if request.model == "base"]
+    with running({family.name: family.base}, 1) as (run, _):
+        of_base = [request for request in asked("base", family) if request.model == family.name]
         plain = run.answers(of_base)
         others = [
             GenerateRequest(
-                request_id=request.request_id, model="base", prompt_token_ids=request.prompt_token_ids,
+                request_id=request.request_id, model=family.name, prompt_token_ids=request.prompt_token_ids,
                 sampling=request.sampling, slo=request.slo,
             )
-            for request in asked("plain")
+            for request in asked("plain", family)
             if len(request.prompt_token_ids) > 1
         ]  # fmt: skip
         unchanged = run.answers(others)
@@ -114,11 +132,11 @@ def test_adapters_of_the_test__change_what_the_base_says(family: Family, expecte
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_ranks__adapters_under_any_policy__say_what_one_rank_says(
-    unit_of_two: tuple[EngineRun, HostingExecutor], expected: dict[str, list[int]], policy: str
+    unit_of_two: tuple[EngineRun, HostingExecutor], family: Family, expected: dict[str, list[int]], policy: str
 ) -> None:
     run, _ = unit_of_two
 
-    assert run.answers(asked(policy), SetPolicy(policy)) == expected
+    assert run.answers(asked(policy, family), SetPolicy(policy)) == expected
 
 
 def test_two_ranks__adapter_goes_and_comes_again__says_the_same(
@@ -126,14 +144,14 @@ def test_two_ranks__adapter_goes_and_comes_again__says_the_same(
 ) -> None:
     run, _ = unit_of_two
 
-    run.detach("queries")
+    run.detach(family.model("queries"))
     load(unit_of_two, family, "queries")
 
-    assert run.answers(asked("again"), SetPolicy("mux")) == expected
+    assert run.answers(asked("again", family), SetPolicy("mux")) == expected
 
 
 def test_two_ranks__adapter_of_another_base__is_refused_and_the_others_serve_on(
-    unit_of_two: tuple[EngineRun, HostingExecutor], expected: dict[str, list[int]], tmp_path: Path
+    unit_of_two: tuple[EngineRun, HostingExecutor], family: Family, expected: dict[str, list[int]], tmp_path: Path
 ) -> None:
     run, executor = unit_of_two
     shape = CheckpointShape(
@@ -143,6 +161,6 @@ def test_two_ranks__adapter_of_another_base__is_refused_and_the_others_serve_on(
     folder = random_adapter(tmp_path / "other", tmp_path / "adapter", OF_EXPERTS["all"])
 
     with pytest.raises(ModelLoadError, match=r"set `base` to the model that the adapter was trained on"):
-        executor.load_adapter("other", "base", str(folder), revision=None)
+        executor.load_adapter("other", family.name, str(folder), revision=None)
 
-    assert run.answers(asked("after")) == expected
+    assert run.answers(asked("after", family)) == expected

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,48 +34,64 @@ def rig() -> Iterator[CpuRig]:
         yield rig
 
 
-def write(folder: Path, model_type: str, kind: str) -> dict[str, torch.Tensor]:
-    """Writes `plain`, `stored`, and `dense`: the plain checkpoint with the weights that `stored` stands for."""
-    write_tiny_checkpoint(folder / "plain", model_type, **SIZES)
-    dense = write_quantised(folder / "plain", folder / "stored", kind)
-    shutil.copytree(folder / "plain", folder / "dense")
-    tensors = load_file(folder / "plain" / "model.safetensors")
-    save_file({**tensors, **dense}, folder / "dense" / "model.safetensors", metadata={"format": "pt"})
-    return dense
+Write = Callable[[str, str], tuple[Path, dict[str, torch.Tensor]]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Write:
+    """Writes `stored`, and `dense`: a plain checkpoint with the weights that `stored` stands for. Each once."""
+
+    @cache
+    def plain(model_type: str) -> Path:
+        folder = tmp_path_factory.mktemp(model_type)
+        write_tiny_checkpoint(folder, model_type, **SIZES)
+        return folder
+
+    @cache
+    def written(model_type: str, kind: str) -> tuple[Path, dict[str, torch.Tensor]]:
+        folder = tmp_path_factory.mktemp("quantised")
+        dense = write_quantised(plain(model_type), folder / "stored", kind)
+        shutil.copytree(plain(model_type), folder / "dense")
+        tensors = load_file(plain(model_type) / "model.safetensors")
+        save_file({**tensors, **dense}, folder / "dense" / "model.safetensors", metadata={"format": "pt"})
+        return folder, dense
+
+    return written
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model_type", ["gemma2", "phi3"])
 def test_stored__unpacked__says_what_the_weights_that_it_stands_for_say(
-    rig: CpuRig, tmp_path: Path, model_type: str, kind: str
+    rig: CpuRig, written: Write, model_type: str, kind: str
 ) -> None:
-    dense = write(tmp_path, model_type, kind)
+    folder, dense = written(model_type, kind)
     assert dense
 
-    rig.load("stored", tmp_path / "stored", weights="dtype")
-    rig.load("dense", tmp_path / "dense")
+    rig.load("stored", folder / "stored", weights="dtype")
+    rig.load("dense", folder / "dense")
 
     assert said(rig, "stored") == said(rig, "dense")
 
 
 @pytest.mark.parametrize("kind", ["fp8", "compressed int4", "awq"])
 def test_stored_mixture__unpacked__says_what_the_weights_that_it_stands_for_say(
-    rig: CpuRig, tmp_path: Path, kind: str
+    rig: CpuRig, written: Write, kind: str
 ) -> None:
-    dense = write(tmp_path, "qwen3_moe", kind)
+    folder, dense = written("qwen3_moe", kind)
     assert any(".experts." in name for name in dense)
 
-    rig.load("stored", tmp_path / "stored", weights="dtype")
-    rig.load("dense", tmp_path / "dense")
+    rig.load("stored", folder / "stored", weights="dtype")
+    rig.load("dense", folder / "dense")
 
     assert said(rig, "stored") == said(rig, "dense")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stored__kept__are_the_very_levels_or_rounded_once_more(rig: CpuRig, tmp_path: Path, kind: str) -> None:
-    dense, planned = write(tmp_path, "gemma2", kind), KINDS[kind][2]
+def test_stored__kept__are_the_very_levels_or_rounded_once_more(rig: CpuRig, written: Write, kind: str) -> None:
+    folder, dense = written("gemma2", kind)
+    planned = KINDS[kind][2]
 
-    info = rig.load("m", tmp_path / "stored")
+    info = rig.load("m", folder / "stored")
 
     assert info.spec.weights == planned
     products = {
