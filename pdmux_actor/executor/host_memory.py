@@ -1,5 +1,7 @@
 """Works out how much host memory a unit has, and how much of it is left."""
 
+import ctypes
+import sys
 from pathlib import Path
 
 import psutil
@@ -9,6 +11,7 @@ from pdmux_actor.errors import HostMemoryShort
 # Whoever else is on the machine, and the page cache that checkpoints are read through, need some, too. Ray ends
 # processes when 95 % are in use.
 _KEPT_FREE_SHARE = 0.2
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc's
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 
@@ -24,6 +27,14 @@ def free_host_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
     """
     left = (limit_bytes - _used_bytes(cgroup) for cgroup, limit_bytes in _limits_bytes(cgroups, own).items())
     return min([psutil.virtual_memory().available, *left])
+
+
+def give_back_freed_memory() -> None:
+    """Gives the system what was freed: the C library keeps the many pieces of a model's weights for others, which are
+    of another size.
+    """
+    if _TRIM is not None:
+        _TRIM(0)
 
 
 def spare_host_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:

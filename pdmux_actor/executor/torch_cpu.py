@@ -15,7 +15,12 @@ from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.compiled_layers import CompiledLayers
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, packed_from_host
-from pdmux_actor.executor.host_memory import check_host_room, free_host_bytes, spare_host_bytes
+from pdmux_actor.executor.host_memory import (
+    check_host_room,
+    free_host_bytes,
+    give_back_freed_memory,
+    spare_host_bytes,
+)
 from pdmux_actor.executor.kv_storage import KvStorage, KvView
 from pdmux_actor.executor.lanes import Job, LaneThread, PinnedThread, PinnedThreads, available_cores
 from pdmux_actor.executor.loaded_adapters import LoadedAdapters
@@ -116,6 +121,7 @@ class TorchCpuExecutor:
         return self.total_blocks
 
     def load_model(self, source: ModelSource, *, on_progress: OnProgress = ignore_progress) -> ModelInfo:
+        give_back_freed_memory()  # of models that left before: it is not counted as free
         with refusals_of_memory(source.model):
             loaded = load_decoder(
                 source.or_dtype(self._default_dtype),
@@ -159,6 +165,7 @@ class TorchCpuExecutor:
     def sleep_model(self, model: str, most_bytes: int) -> int:
         source = self._loaded.get(model) or self._attached[model]
         needed_bytes = host_bytes(source.decoder.weights)
+        give_back_freed_memory()
         check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
         self._asleep[model] = copy_to_host(source.info, source.decoder, HostRegion(needed_bytes), nullcontext)
         return needed_bytes
@@ -166,6 +173,7 @@ class TorchCpuExecutor:
     def wake_model(self, model: str) -> ModelInfo:
         host = self._asleep[model]
         spec = host.info.spec
+        give_back_freed_memory()
         check_room(model, spec, spec.weight_bytes, free_host_bytes())
         with refusals_of_memory(model):
             decoder = awakened(host.config, packed_from_host(host), host.info.max_model_len, kernels=self._kernels)

@@ -1,5 +1,6 @@
 """How much host memory there is, by the machine and by the container."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from cpu_rig import CpuRig
 from pdmux_actor.errors import ModelTooLarge
 from pdmux_actor.executor import cpu_device, torch_cpu
 from pdmux_actor.executor.cpu_device import measure_cpu
-from pdmux_actor.executor.host_memory import free_host_bytes, host_memory_bytes, spare_host_bytes
+from pdmux_actor.executor.host_memory import (
+    free_host_bytes,
+    give_back_freed_memory,
+    host_memory_bytes,
+    spare_host_bytes,
+)
 from pdmux_actor.executor.loading import refusals_of_memory
 
 MIB = 1 << 20
@@ -102,3 +108,36 @@ def test_refusals_of_memory__what_torch_and_python_raise__are_too_large_and_noth
             takes()
     with pytest.raises(RuntimeError, match="shape"), refusals_of_memory("m"):
         torch.zeros(2).view(3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_give_back_freed_memory__pieces_between_others_that_stay__the_system_has_them_again() -> None:
+    process = psutil.Process()
+    pieces = [b"x" * 100_000 for _ in range(1000)]
+    stay = pieces[::50]
+    del pieces
+    before_bytes = process.memory_info().rss
+
+    give_back_freed_memory()
+
+    assert process.memory_info().rss < before_bytes - 50 * MIB
+    assert len(stay) == 20
+
+
+def test_executor__model_comes_sleeps_or_wakes__freed_memory_is_given_back_before_free_memory_is_counted(
+    demo_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(torch_cpu, "give_back_freed_memory", lambda: told.append("given back"))
+    for name in ("free_host_bytes", "spare_host_bytes"):
+        monkeypatch.setattr(torch_cpu, name, lambda: told.append("counted") or 1 << 40)
+    rig = CpuRig()
+    try:
+        rig.load("demo-llama", demo_checkpoints["demo-llama"])
+        rig.executor.sleep_model("demo-llama", 1 << 30)
+        rig.executor.detach_model("demo-llama")
+        rig.wake("demo-llama")
+    finally:
+        rig.close()
+
+    assert told == ["given back", "counted"] * 3
