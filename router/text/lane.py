@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
+import psutil
 
 from pdmux_actor.serving.frames import LENGTH
 from pdmux_actor.serving.own_program import OwnProcess, start_own_program
@@ -36,6 +37,10 @@ class TextService(Protocol):
 
     async def ask(self, call: TextCall) -> TextAnswer:
         """Raises TextProcessLost."""
+        ...
+
+    def worked_s(self) -> float:
+        """Returns the time of a core that it has used."""
         ...
 
     def kill(self) -> None: ...
@@ -76,6 +81,13 @@ class TextProcess:
             return await answer
         finally:
             self._waiting.pop(number, None)
+
+    def worked_s(self) -> float:
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system
 
     def kill(self) -> None:
         self._lose()
@@ -132,7 +144,9 @@ class Turns:
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS = 2  # a call whose process ended under it is tried once more
+_ATTEMPTS = 2  # a call whose process ended, or stood, under it is tried once more
+_LOOK_S = 0.5
+_STANDS_SHARE = 0.1  # of that time: a process that works for less does not stay because of its call
 
 
 class TextLaneFull(Exception):
@@ -189,7 +203,7 @@ class TextLane:
 
         Raises:
             TextLaneFull, TextTooSlow, OSError
-            TextProcessLost: processes ended under the call.
+            TextProcessLost: processes ended, or stood, under the call.
         """
         if self._waiting >= self._max_waiting or self._waiting_characters > self._max_waiting_characters:
             raise TextLaneFull
@@ -223,20 +237,25 @@ class TextLane:
                     if isinstance(loaded, TokenizerFailed):
                         return loaded
                 service = await self._running()
-                return await self._within(service, service.ask(call), limit_s)
+                return await self._within(service, service.ask(call), limit_s, is_work=True)
             except TextProcessLost:
                 if not left:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def _within(self, service: TextService, answer: Awaitable[TextAnswer], limit_s: float) -> TextAnswer:
+    async def _within(
+        self, service: TextService, answer: Awaitable[TextAnswer], limit_s: float, *, is_work: bool
+    ) -> TextAnswer:
+        """What is no work may wait for others, as a load does."""
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
-            logger.warning("work on text takes too long; its process is replaced", extra={"limit_s": limit_s})
+            stands = is_work and await _stands(service)
+            told = {"limit_s": limit_s, "stands": stands}
+            logger.warning("work on text takes too long; its process is replaced", extra=told)
             self._discard(service)
-            raise TextTooSlow from None
+            raise (TextProcessLost if stands else TextTooSlow) from None
         except TextProcessLost:
             logger.warning("the process that works on text ended")
             self._discard(service)
@@ -244,7 +263,7 @@ class TextLane:
 
     async def _load_on(self, service: TextService, tokenizer: TokenizerKey) -> TokenizerLoaded | TokenizerFailed:
         call = LoadTokenizer(0, tokenizer)
-        answer = await self._within(service, service.ask(call), self._load_timeout_s)
+        answer = await self._within(service, service.ask(call), self._load_timeout_s, is_work=False)
         assert isinstance(answer, TokenizerLoaded | TokenizerFailed), answer
         return answer
 
@@ -259,6 +278,13 @@ class TextLane:
             service.kill()
             self._service = None
             self._loads.clear()
+
+
+async def _stands(service: TextService) -> bool:
+    """Says of one that does not answer whether it is stopped, or gets no core, and does not work."""
+    worked_before_s = service.worked_s()
+    await asyncio.sleep(_LOOK_S)
+    return service.worked_s() - worked_before_s < _STANDS_SHARE * _LOOK_S
 
 
 def _has_failed(load: asyncio.Task[TokenizerLoaded | TokenizerFailed]) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,6 +31,9 @@ class InlineText:
         if isinstance(call, LoadTokenizer):
             return self._worker.load(call)
         return self._worker.answer(call)
+
+    def worked_s(self) -> float:
+        return time.thread_time()
 
     def kill(self) -> None:
         """Nothing of it is left behind."""

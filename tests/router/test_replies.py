@@ -42,6 +42,9 @@ class DyingService:
                 raise TextProcessLost
         return self._desk.answer(call)
 
+    def worked_s(self) -> float:
+        return 0.0
+
     def kill(self) -> None:
         """Nothing of it is left behind."""
 

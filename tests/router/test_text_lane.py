@@ -1,6 +1,7 @@
 """Work on text by a process that can be killed: what its death or slowness costs the others."""
 
 import asyncio
+import time
 
 import psutil
 import pytest
@@ -29,11 +30,12 @@ def text_call(text: str) -> EncodeText:
 
 
 class Scripted:
-    """Answers with the text's length; "hang" waits for ever, "die" ends it."""
+    """Answers with the text's length; "hang" works for ever, "stand" waits for it, "die" ends it."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.killed = False
+        self._stands = False
 
     async def ask(self, call: TextCall) -> TextAnswer:
         if self.killed:
@@ -42,13 +44,17 @@ class Scripted:
             return TokenizerLoaded(0, 256, None, None, None, None, False)
         assert isinstance(call, EncodeText)
         self.asked.append(call.text)
-        if call.text == "hang":
+        self._stands = call.text == "stand"
+        if call.text in ("hang", "stand"):
             await asyncio.Event().wait()
         if call.text == "die":
             self.killed = True
             raise TextProcessLost
         await asyncio.sleep(0)
         return Encoded(0, len(call.text), [])
+
+    def worked_s(self) -> float:
+        return 0.0 if self._stands else time.monotonic()
 
     def kill(self) -> None:
         self.killed = True
@@ -92,6 +98,38 @@ async def test_lane__process_dies_under_a_call__it_is_tried_once_more_and_the_ot
         await dying
     assert await other == 3
     assert [service.asked for service in lane.services] == [["die"], ["die"], ["abc"]]
+
+
+async def test_lane__process_stands_under_a_call__it_is_tried_once_more_and_not_called_too_slow() -> None:
+    """One that is stopped, swapped out, or gets no core: its call is not why."""
+    lane = Lane()
+
+    with pytest.raises(TextProcessLost):
+        await lane.of("stand", limit_s=0.05)
+
+    assert [service.asked for service in lane.services] == [["stand"], ["stand"]]
+    assert [service.killed for service in lane.services] == [True, True]
+
+
+async def test_lane__its_process_is_stopped__the_call_is_answered_by_another(tmp_path) -> None:
+    key = TokenizerKey(str(write_byte_tokenizer(tmp_path / "plain")), None)
+    started: list[TextProcess] = []
+
+    async def start() -> TextProcess:
+        started.append(await TextProcess.start())
+        return started[-1]
+
+    lane = TextLane(start, max_waiting=8, max_waiting_characters=1000, load_timeout_s=60.0)
+    assert isinstance(await lane.load(key), TokenizerLoaded)
+    psutil.Process(started[0].pid).suspend()
+
+    call = EncodeText(0, key, "abc", add_special_tokens=False, max_tokens=100)
+    answer = await lane.answer(call, characters=3, limit_s=2.0)
+
+    assert isinstance(answer, Encoded)
+    assert answer.num_tokens == 3
+    assert len(started) == 2
+    lane.close()
 
 
 async def test_lane__full__says_so_at_once() -> None:
