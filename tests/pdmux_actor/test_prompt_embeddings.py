@@ -92,7 +92,7 @@ def test_engine__little_memory_changing_policies_and_cached_prompts__embeddings_
         requests,
         policy="mux",
         changes=[SetPolicy(names[i % len(names)]) for i in range(len(requests))],
-        quota_tokens=160,
+        quota_tokens=320,
         settings=settings,
         told=events,
     )

@@ -101,7 +101,7 @@ def test_engine__little_memory_changing_policies_and_prefixes__prompts_are_as_pr
     told = []
 
     _, report = run_engine(
-        demo_checkpoints, requests, policy="mux", changes=changes, quota_tokens=160, settings=settings, told=told
+        demo_checkpoints, requests, policy="mux", changes=changes, quota_tokens=320, settings=settings, told=told
     )
 
     assert check(told, requests, reference) > 200

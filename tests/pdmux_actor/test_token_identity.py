@@ -164,7 +164,7 @@ def test_engine__little_memory_and_changing_policies__same_tokens(demo_checkpoin
         requests,
         policy="mux",
         changes=changes,
-        quota_tokens=160,
+        quota_tokens=320,
         settings=SchedulerSettings(
             max_batch_tokens=1024, chunk_budget_tokens=50, kv_watermark=0.0, kv_lendable_share=0.0, decode_lanes=3
         ),
