@@ -48,6 +48,7 @@ class GatewayScheduler:
         self._arrivals = DemandCounts()
         self._own_targets: dict[str, Slo] = {}
         self._running: dict[str, _Running] = {}
+        self._without_unit: dict[str, float] = {}  # of those: since when, of requests that lost theirs
         self._held: dict[str, int] = {}
 
     def update_view(self, view: FleetView, now_s: float) -> None:
@@ -159,6 +160,7 @@ class GatewayScheduler:
         running = self._running[request_id]
         request = running.request
         running.is_on_unit = running.is_prefilling = True
+        self._without_unit.pop(request_id, None)
         self._router.sent(request, choice, now_s, due_s=running.due_s)
         self.ledger.true_up(request_id, request.prompt_tokens + running.tokens)
 
@@ -186,6 +188,7 @@ class GatewayScheduler:
         running = self._running[request_id]
         if running.is_on_unit:
             running.is_on_unit = False
+            self._without_unit[request_id] = now_s
             if running.is_prefilling:  # the rest of its prompt is not computed there
                 self.admission.unit_is_free_sooner(self._router.models_beside(request_id))
             self.admission.left(request_id)
@@ -197,6 +200,7 @@ class GatewayScheduler:
         """Ends an admitted request. `finished`: it was answered to its end. Call `pump` for its model after it."""
         self.left(request_id, now_s)
         running = self._running.pop(request_id)
+        self._without_unit.pop(request_id, None)
         self.admission.end(
             request_id, output_tokens=running.tokens, had_first_token=running.has_token, finished=finished
         )
@@ -221,9 +225,11 @@ class GatewayScheduler:
         return self._router.is_ready(model)
 
     def demand_report(self, now_s: float) -> DemandReport:
+        lost_theirs = [(self._running[i].request, since_s) for i, since_s in self._without_unit.items()]
         return self._arrivals.report(
             self.gateway_id,
             self.admission.waiting(),
+            lost_theirs,
             held=self._held,
             before_first=self.admission.num_waiting,
             is_ready=self.is_ready,

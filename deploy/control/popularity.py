@@ -126,7 +126,7 @@ class Popularity:
             model = self._models.get(asked.model)
             if model is None:
                 continue
-            if asked.waiting:
+            if asked.waiting or asked.held:
                 model.last_asked_s = now_s
             if before is not None:
                 last = _comparable(before.models.get(asked.model), asked)

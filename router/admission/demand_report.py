@@ -15,12 +15,13 @@ class TargetCount:
 class ModelAsked:
     """Totals since the gateway started, of every request for an offered model: also of those held, shed or failed.
 
-    `waiting` requests have no first token yet; of them `held` wait because no unit has the model ready: they wake a
-    model that is scaled to zero. `oldest_wait_s`: how long the first that waits at the gateway has done so. `shed` ones
-    were turned away by overload, `no_capacity` ones because no unit came in time. `finished` ones were answered to the
-    end; of them `ttft_met` had their first token within its target, `tbt_met` every gap, and `in_time` both. These
-    figures, from `shed` on, leave out requests of low priority: they have what others leave.
-    `ttft_targets` and `tbt_targets` are of the requests that were granted other targets than their model's.
+    `waiting` requests have no first token yet. `held` ones wait because no unit has the model ready, among them
+    those that lost theirs, with or without a token: they wake a model that is scaled to zero. `oldest_wait_s`: how
+    long the first that waits at the gateway has done so. `shed` ones were turned away by overload, `no_capacity`
+    ones because no unit came in time. `finished` ones were answered to the end; of them `ttft_met` had their first
+    token within its target, `tbt_met` every gap, and `in_time` both. These figures, from `shed` on, leave out
+    requests of low priority: they have what others leave. `ttft_targets` and `tbt_targets` are of the requests that
+    were granted other targets than their model's.
     """
 
     model: str

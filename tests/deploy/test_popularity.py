@@ -11,13 +11,14 @@ def prior(model: str, rate_per_s: float) -> ModelDemand:
     return ModelDemand(model=model, rate_per_s=rate_per_s, prompt_tokens=100, output_tokens=10)
 
 
-def asked(model: str, requests: int, prompts: int = 0, outputs: int = 0, waiting: int = 0) -> ModelAsked:
+def asked(model: str, requests: int, prompts: int = 0, outputs: int = 0, waiting: int = 0, held: int = 0) -> ModelAsked:
     return ModelAsked(
         model=model,
         requests_total=requests,
         prompt_tokens_total=prompts,
         output_tokens_total=outputs,
         waiting=waiting,
+        held=held,
     )
 
 
@@ -143,6 +144,10 @@ def test_popularity__requests_that_wait__count_as_asked_for_now() -> None:
     popularity.hear(report("g", asked("a", 7, waiting=1)), 42.0)
 
     assert popularity.last_asked_s("a") == 42.0
+
+    popularity.hear(report("g", asked("a", 7, held=1)), 43.0)  # has its first token, and lost its unit
+
+    assert popularity.last_asked_s("a") == 43.0
 
 
 def test_rate__leaps_after_a_stray_request__is_that_after_the_change_not_the_mean_with_the_time_before() -> None:

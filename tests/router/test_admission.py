@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from fleet_values import ask, fleet, is_idle, model_load, unit
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +108,31 @@ def test_offer__no_unit__is_held_and_admitted_when_one_comes() -> None:
 
     assert isinstance(outcomes(made, 4.0)["r"], Admit)
     assert made.demand_report(4.0).models[0].held == 0
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_demand_report__requests_unit_is_lost_and_no_other_has_the_model__it_is_held_and_waits_ever_longer(
+    has_token: bool,
+) -> None:
+    """Else its model may fall asleep, and nobody wakes it: no request comes."""
+    made = scheduler(unit("u"))
+    assert isinstance(made.offer(ask(), 0.0), Admit)
+    if has_token:
+        made.produced("r", 1, 0.5)
+    made.update_view(fleet(), 1.0)
+    made.left("r", 1.0)
+
+    told = [made.demand_report(now_s).models[0] for now_s in (3.0, 4.0)]
+    assert [asked.held for asked in told] == [1, 1]
+    assert [asked.oldest_wait_s for asked in told] == [2.0, 3.0]  # a report that stays the same is not sent again
+
+    made.update_view(fleet(unit("u2")), 5.0)
+    choice = made.route("r", 5.0)
+    assert choice is not None
+    made.sent("r", choice, 5.0)
+    asked = made.demand_report(6.0).models[0]
+    assert (asked.held, asked.oldest_wait_s) == (0, 0.0)
+    finish(made, "r")
 
 
 def test_pump__deadline_of_a_held_request__is_no_capacity_of_a_queued_one_shed() -> None:
