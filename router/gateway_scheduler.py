@@ -228,8 +228,7 @@ class GatewayScheduler:
         lost_theirs = [(self._running[i].request, since_s) for i, since_s in self._without_unit.items()]
         return self._arrivals.report(
             self.gateway_id,
-            self.admission.waiting(),
-            lost_theirs,
+            [*self.admission.waiting(), *lost_theirs],
             held=self._held,
             before_first=self.admission.num_waiting,
             is_ready=self.is_ready,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 from pdmux_actor.messages import Slo
 from router.admission.demand_report import DemandReport, ModelAsked, TargetCount
@@ -82,22 +81,21 @@ class DemandCounts:
         self,
         gateway_id: str,
         waiting: Iterable[tuple[AdmissionRequest, float]],
-        without_unit: Iterable[tuple[AdmissionRequest, float]],
         *,
         held: Mapping[str, int],
         before_first: Callable[[str], int],
         is_ready: Callable[[str], bool],
         now_s: float,
     ) -> DemandReport:
-        """`waiting` are asks with the time they came, `without_unit` those that lost theirs, with that time: a
-        model that they wait for must not fall asleep, whether or not anybody else asks for it. `held` counts those
-        that could not ask yet, `before_first` asks without a token, on units too.
+        """`waiting` are asks with the time they came, or lost their unit: a model that they wait for must not fall
+        asleep, whether or not anybody else asks for it. `held` counts those that could not ask yet, `before_first` asks
+        without a token, on units too.
         """
         for model in held:
             self._of(model)
         numbers: dict[str, int] = {}
         oldest_s: dict[str, float] = {}
-        for request, since_s in chain(waiting, without_unit):
+        for request, since_s in waiting:
             numbers[request.model] = numbers.get(request.model, 0) + 1
             oldest_s[request.model] = min(oldest_s.get(request.model, since_s), since_s)
         return DemandReport(
