@@ -14,13 +14,12 @@ _WINDOW = re.compile(r"^([1-9][0-9]{0,2})h$")
 _MOST_HOURS = 168
 _MOST_METADATA = 16
 _LONGEST_KEY, _LONGEST_VALUE = 64, 512
+SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 2_592_000  # OpenAI's: an hour, thirty days
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's bounds: an hour and thirty days."""
-
     anchor: Literal["created_at"]
-    seconds: Annotated[int, msgspec.Meta(ge=3600, le=2_592_000)]
+    seconds: Annotated[int, msgspec.Meta(ge=SHORTEST_EXPIRY_S, le=LONGEST_EXPIRY_S)]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -70,6 +70,10 @@ class BatchRun:
         self._writing = asyncio.Lock()  # else what was read of the state first could be written last
 
     @property
+    def owner(self) -> str:
+        return self._request.owner
+
+    @property
     def lines_left(self) -> int:
         """Counts lines that have no result yet; none before the input is checked."""
         return max(0, self._state.total - self._state.completed - self._state.failed)

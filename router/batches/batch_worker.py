@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from router.batches.batch_lease import BatchLease
@@ -44,7 +43,6 @@ class BatchWorker:
         self._places = asyncio.Semaphore(settings.lines_at_once)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
-        self._owners: Counter[str] = Counter()  # of those that run
         self._asked = asyncio.Event()
 
     def look(self) -> None:
@@ -77,7 +75,8 @@ class BatchWorker:
 
     async def _take_open(self) -> None:
         for owner, batch_id in oldest_first(await self._threads.call(self._batches.open_batches)):
-            has_room = len(self._running) < (_MOST_OWNERS if not self._owners[owner] else _MOST_BATCHES)
+            has_none = all(run.owner != owner for run in self._runs.values())
+            has_room = len(self._running) < (_MOST_OWNERS if has_none else _MOST_BATCHES)
             if has_room and batch_id not in self._running:
                 await self._try(owner, batch_id)
 
@@ -127,9 +126,7 @@ class BatchWorker:
             finally:
                 self._running.pop(batch_id, None)
                 self._runs.pop(batch_id, None)
-                self._owners[owner] -= 1
 
-        self._owners[owner] += 1
         self._runs[batch_id] = run
         self._running[batch_id] = asyncio.create_task(to_its_end())
 

@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from router.batches.batch_body import BatchBody, new_batch
+from router.batches.batch_body import LONGEST_EXPIRY_S, SHORTEST_EXPIRY_S, BatchBody, new_batch
 from router.batches.batch_record import TERMINAL, BatchRequest, batch_document
 from router.batches.batch_schemas import BatchList, BatchSchema, FileDeleted, FileList, FileSchema
 from router.batches.batch_service import BatchService
@@ -37,7 +37,11 @@ _UPLOAD: Mapping[str, Any] = {
                         "file": {"type": "string", "contentMediaType": "application/octet-stream"},
                         "purpose": {"type": "string", "enum": ["batch"]},
                         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": SHORTEST_EXPIRY_S,
+                            "maximum": LONGEST_EXPIRY_S,
+                        },
                     },
                 }
             }

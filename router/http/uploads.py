@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
+from router.batches.batch_body import LONGEST_EXPIRY_S, SHORTEST_EXPIRY_S
 from router.errors import BatchesUnavailable, BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
 from router.http.streaming import ClientDisconnected
 
 _FORM_BYTES = 64 * 1024  # beside the file
 _RETRY_S = 30
-_SHORTEST_S, _LONGEST_S = 3600, 2_592_000  # OpenAI's: an hour, thirty days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,9 @@ def _expires_after_s(form: FormData) -> int | None:
     if anchor != "created_at":
         raise InvalidRequest("'expires_after[anchor]' must be 'created_at'.", param="expires_after[anchor]")
     text = seconds if isinstance(seconds, str) else ""
-    if not (text.isascii() and text.isdigit() and len(text) <= 7 and _SHORTEST_S <= int(text) <= _LONGEST_S):
-        message = f"'expires_after[seconds]' must be a whole number from {_SHORTEST_S} to {_LONGEST_S}."
+    if not (
+        text.isascii() and text.isdigit() and len(text) <= 7 and SHORTEST_EXPIRY_S <= int(text) <= LONGEST_EXPIRY_S
+    ):
+        message = f"'expires_after[seconds]' must be a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}."
         raise InvalidRequest(message, param="expires_after[seconds]")
     return int(text)

@@ -1,32 +1,20 @@
 """muxfleet apply, without a cluster."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from full_disk import full_disk
+from noted_fleet import running_here
 
 from deploy.cli import main
 from deploy.errors import FleetStartError
 from deploy.fleet_file.settings import FleetFile
-from deploy.local.running_fleets import RunningFleet, announced, process_started_s, take_applied, this_boot
+from deploy.local.running_fleets import announced, take_applied
 from deploy.serve.fleet_change import FleetChange
 
 FILE = "name: mine\nmodels: [{id: a, source: org/a, slo: {ttft_s: 7.0}}]\n"
-
-
-def running_here() -> RunningFleet:
-    return RunningFleet(
-        name="mine",
-        url="http://127.0.0.1:8000",
-        address="127.0.0.1:1",
-        auth_token="t",
-        pid=os.getpid(),
-        boot=this_boot(),
-        started_s=process_started_s(),
-    )
 
 
 class FleetWhoseModelsStayAway:

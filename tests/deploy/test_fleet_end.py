@@ -1,16 +1,16 @@
 """Commands whose fleet ends while they ask it for something."""
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from noted_fleet import running_here
 
 from deploy.errors import FleetEnded
 from deploy.local.fleet_end import ending_with
-from deploy.local.running_fleets import RunningFleet, announced, process_started_s, this_boot
+from deploy.local.running_fleets import announced
 
 PATIENCE_S = 60.0
 ENDED = "the fleet 'mine' has been stopped, or was lost, before this was done"
@@ -28,18 +28,6 @@ with ending_with(msgspec.json.decode(file.read_bytes(), type=RunningFleet), fold
     finally:
         time.sleep(600)  # as what waits for a cluster that is gone
 """
-
-
-def running_here() -> RunningFleet:
-    return RunningFleet(
-        name="mine",
-        url="u",
-        address="a",
-        auth_token="t",
-        pid=os.getpid(),
-        boot=this_boot(),
-        started_s=process_started_s(),
-    )
 
 
 def test_ending_with__fleet_is_stopped__what_waits_is_interrupted(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """Files as the unmodified OpenAI SDK meets them, and whose they are."""
 
 import asyncio
-import json
 
 import httpx
 import openai
 import pytest
-from batch_rig import CHAT, eventually_ready, jsonl, line
+from batch_rig import CHAT, Replica, eventually_ready, jsonl, line
 
 from router.access.api_keys import KeyEntry, KeyRing, make_key
 
@@ -57,13 +56,10 @@ async def test_files_and_batches__of_other_keys__are_not_there(start) -> None:
                     await call
             assert [f async for f in other.files.list()] == []
             assert [b async for b in other.batches.list()] == []
-            mine = await other.files.create(file=("x.jsonl", jsonl(line(1))), purpose="batch")
-            forbidden = await other.batches.create(input_file_id=mine.id, endpoint=CHAT, completion_window="24h")
-            async with asyncio.timeout(60):
-                while forbidden.status != "completed":
-                    await asyncio.sleep(0.05)
-                    forbidden = await other.batches.retrieve(forbidden.id)
-            (refused,) = [json.loads(t) for t in (await other.files.content(forbidden.error_file_id)).text.splitlines()]
+            bobs = Replica(replica.served, other)
+            forbidden = await bobs.ended((await bobs.send(jsonl(line(1)))).id)
+            assert forbidden.status == "completed"
+            (refused,) = await bobs.lines_of(forbidden.error_file_id)
             assert refused["response"]["status_code"] == 403
 
 
