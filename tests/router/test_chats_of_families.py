@@ -6,6 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 from fake_unit import FakeUnit, write_byte_tokenizer
+from sdk_of_fleet import sdk_of
 
 MODEL = "demo/bytes"
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -36,12 +37,9 @@ async def talk(serve, tmp_path: Path):
 
     async def start(chat_template: str, text: str) -> openai.AsyncOpenAI:
         served = await serve(FakeUnit(says=lambda _: text))
-        served.folder = write_byte_tokenizer(tmp_path / "tokenizer", chat_template=chat_template)
-        served.show(*served.units)
-        sdk = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
-        sdk.unit = served.units[0]
-        clients.append(sdk)
-        return sdk
+        folder = write_byte_tokenizer(tmp_path / "tokenizer", chat_template=chat_template)
+        clients.append(sdk_of(served, folder))
+        return clients[-1]
 
     yield start
     for client in clients:

@@ -6,6 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 from fake_unit import FakeUnit, write_byte_tokenizer
+from sdk_of_fleet import sdk_of
 
 from pdmux_actor.messages import StructuredKind
 
@@ -40,12 +41,8 @@ async def talk(serve, hermes_folder):
 
     async def start(text: str, **unit) -> openai.AsyncOpenAI:
         served = await serve(FakeUnit(says=lambda _: text, **unit))
-        served.folder = hermes_folder
-        served.show(*served.units)
-        sdk = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
-        sdk.unit = served.units[0]
-        clients.append(sdk)
-        return sdk
+        clients.append(sdk_of(served, hermes_folder))
+        return clients[-1]
 
     yield start
     for client in clients:
