@@ -68,13 +68,16 @@ ONCE_MORE = $(if $(CI),|| { echo "Once more by itself: what failed"; $(1) --last
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder --instafail
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 
-test: venv check ## All checks, then all tests but the longest; ARGS="-k gateway" narrows them, to one of all
-	@$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),-m "not long"))
+# tests/long_tests.py says which, and what remains.
+MARKED := -m "not long$(if $(CI),, and not ci)"
+
+test: venv check ## All checks, then the tests; CI=true: also those that are left to CI; ARGS="-k gateway" narrows all of them
+	@$(PYTEST) $(or $(ARGS),$(MARKED) $(SPREAD)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),$(MARKED)))
 
 test-long: venv ## The longest tests (tests/long_tests.py); ARGS="-k chaos" narrows them
 	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD)) $(call ONCE_MORE,$(PYTEST) -m long $(ARGS))
 
-test-all: venv check ## What the two before run, in one go: the longest wait while others compute
+test-all: venv check ## All tests in one go, those left to CI and the longest, too: these wait while others compute
 	@$(PYTEST) $(or $(ARGS),$(SPREAD))
 
 SGLANG_VENV  := .venv-sglang

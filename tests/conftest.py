@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from long_tests import holds_long, is_all_long, is_long, is_of_part
+from long_tests import LEFT_TO_CI, LONG, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
@@ -40,8 +40,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def _has_nothing_of(asked_for: str, path: Path, config: pytest.Config) -> bool:
     """Says of a file that none of its tests would be kept: each process would import what it imports for nothing."""
     name = path.relative_to(config.rootpath).as_posix() if path.is_relative_to(config.rootpath) else ""
-    if asked_for == "not long":
-        return is_all_long(name)
+    if asked_for.startswith("not long"):
+        return is_all_among(name, LONG) or ("not ci" in asked_for and is_all_among(name, LEFT_TO_CI))
     return asked_for == "long" and path.suffix == ".py" and not holds_long(name)
 
 
@@ -72,6 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_long(item.nodeid):
             item.add_marker(pytest.mark.long)
+        if is_left_to_ci(item.nodeid):
+            item.add_marker(pytest.mark.ci)
     if (part := config.getoption("part")) is not None:
         items[:] = [item for item in items if is_of_part(item.nodeid, part)]
     if hasattr(config, "workerinput"):

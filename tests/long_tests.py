@@ -1,5 +1,5 @@
-"""Tests that `make test` leaves to `make test-long`: they take longest, mostly by waiting. CI runs a part of them,
-another one each day.
+"""Tests that `make test` leaves out: to CI, which runs the same command with CI=true, those that take seconds each; and
+to `make test-long` those that take longest, mostly by waiting. Of these CI runs a part, another one each day.
 """
 
 from collections.abc import Sequence
@@ -87,6 +87,51 @@ LONG: Sequence[str] = (
     *(f"tests/pdmux_actor/{_EVERY_LAUNCH[0]}{policy}" for policy in _BASELINES),
 )
 
+# Beginnings of ids, and what remains of it in `make test` without CI=true.
+LEFT_TO_CI: Sequence[str] = (
+    # Ray starts four times more, for faults under load and behind HAProxy; test_fleet.py kills engines.
+    "tests/chaos/",
+    "tests/e2e/test_haproxy.py",
+    "tests/e2e/test_fleet.py::test_replay__first_200_requests_of_a_public_trace__are_all_answered[azure_2023_conv]",
+    # Captures and memory of the CUDA executor on the CPU rig, and Triton; its tokens and graphs of decode stay.
+    "tests/pdmux_actor/cuda/test_kernel_compilation.py",
+    "tests/pdmux_actor/cuda/test_piece_captures.py",
+    "tests/pdmux_actor/cuda/test_prefill_captures.py",
+    "tests/pdmux_actor/cuda/test_early_steps_on_cuda.py",
+    "tests/pdmux_actor/cuda/test_model_memory.py",
+    "tests/pdmux_actor/cuda/test_lane_arenas.py",
+    "tests/pdmux_actor/cuda/test_warm_variants.py",
+    "tests/pdmux_actor/cuda/test_gaps_and_host_step.py",
+    "tests/pdmux_actor/cuda/test_half_hour.py",
+    # mux on other forms of models, and other policies' launches; mux's own, and all policies by turns, stay.
+    *(f"tests/pdmux_actor/{test}" for test in _EVERY_FORM),
+    *(f"tests/pdmux_actor/{_EVERY_LAUNCH[0]}{policy}" for policy in _BESIDE_MUX),
+    "tests/pdmux_actor/test_token_identity.py::test_engine__second_turns_of_conversations__cache_hits_change_no_token",
+    "tests/pdmux_actor/test_structured_output.py::test_constrained__batched_under_any_policy_with_preemption__same_tokens[",
+    "tests/pdmux_actor/test_prompt_logprobs.py",
+    "tests/pdmux_actor/test_prompt_embeddings.py",
+    "tests/pdmux_actor/test_transformers_stored_formats.py",
+    # Ranks that compute together; how they are cut and led is in test_rank_*.py.
+    "tests/pdmux_actor/serving/test_rank_processes.py",
+    "tests/pdmux_actor/serving/test_lost_device.py",
+    "tests/pdmux_actor/test_tensor_parallel.py",
+    "tests/pdmux_actor/test_ranks_with_adapters.py",
+    # Whole commands, fleets in virtual time and processes that import Ray; the parts have tests of their own.
+    "tests/deploy/test_profiled_plan.py",
+    "tests/deploy/test_profile_from_run.py",
+    "tests/deploy/test_profile_command.py",
+    "tests/deploy/test_planner_process.py",
+    "tests/deploy/test_replica_imports.py",
+    "tests/deploy/test_open_cluster.py",
+    "tests/deploy/test_spot_nodes.py",
+    "tests/deploy/test_simulated_scaling.py",
+    "tests/deploy/test_simulated_control.py",
+    "tests/deploy/test_following_demand.py",
+    "tests/deploy/test_paper_experiments.py",
+    "tests/deploy/test_divided_run.py",
+    "tests/deploy/test_led_run_ahead.py",
+)
+
 
 _PART = 3  # lines above: neighbours share fixtures
 
@@ -95,15 +140,19 @@ def is_long(nodeid: str) -> bool:
     return nodeid.startswith(tuple(LONG))
 
 
-def is_all_long(path: str) -> bool:
-    """Says of a file or folder that all its tests are among the longest."""
-    whole = tuple(f"{beginning.removesuffix('/')}/" for beginning in LONG if "::" not in beginning)
+def is_left_to_ci(nodeid: str) -> bool:
+    return nodeid.startswith(tuple(LEFT_TO_CI)) and not is_long(nodeid)
+
+
+def is_all_among(path: str, beginnings: Sequence[str]) -> bool:
+    """Says of a file or folder that all its tests have one of the beginnings."""
+    whole = tuple(f"{beginning.removesuffix('/')}/" for beginning in beginnings if "::" not in beginning)
     return f"{path}/".startswith(whole)
 
 
 def holds_long(path: str) -> bool:
     """Says of a file that it has some of the longest tests."""
-    return is_all_long(path) or any(beginning.startswith(f"{path}::") for beginning in LONG)
+    return is_all_among(path, LONG) or any(beginning.startswith(f"{path}::") for beginning in LONG)
 
 
 def is_of_part(nodeid: str, number: int) -> bool:

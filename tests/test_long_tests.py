@@ -4,12 +4,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from long_tests import LONG, holds_long, is_all_long, is_long, is_of_part
+from long_tests import LEFT_TO_CI, LONG, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("beginning", LONG)
+@pytest.mark.parametrize("beginning", [*LONG, *LEFT_TO_CI])
 def test_long_tests__every_beginning__is_of_tests_that_are_there(beginning: str) -> None:
     path, _, test = beginning.partition("::")
 
@@ -31,22 +31,38 @@ def test_file__of_long_tests__is_collected_for_them_and_left_alone_without_other
     file = path.removesuffix("/")
 
     assert holds_long(file)
-    assert is_all_long(file) == (not test)
+    assert is_all_among(file, LONG) == (not test)
     assert not holds_long("tests/test_long_tests.py")
-    assert not is_all_long("tests")
+    assert not is_all_among("tests", LONG)
 
 
 def test_ci__all_but_the_longest__are_run_and_the_longest_have_a_command() -> None:
     commands = (ROOT / ".ci/run").read_text()
     targets = (ROOT / "Makefile").read_text()
 
-    assert "\nmake test " in commands
+    assert "\nCI=true make test " in commands
     assert "\nnice -n 5 make test-k8s " in commands
     assert '  make test-long ARGS="--part=$part" ' in commands
-    assert '$(PYTEST) $(or $(ARGS),-m "not long" $(SPREAD))' in targets
     assert "$(PYTEST) -m long $(or $(ARGS),$(SPREAD))" in targets
     assert is_long("tests/test_extending.py::test_policy__as_the_page_shows_it__serves_requests_by_its_name")
     assert not is_long("tests/test_long_tests.py::test_ci__all_but_the_longest")
+
+
+@pytest.mark.parametrize(("variables", "marked"), [((), "not long and not ci"), (("CI=true",), "not long")])
+def test_make_test__with_and_without_ci__leaves_to_ci_what_is_marked(variables: tuple[str, ...], marked: str) -> None:
+    make = subprocess.run(
+        ["make", "-n", "test", "CI=", *variables], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert f' -m "{marked}" ' in make.stdout.splitlines()[-1]
+
+
+def test_left_to_ci__other_marks__are_none_of_it() -> None:
+    assert is_left_to_ci("tests/e2e/test_haproxy.py::test_haproxy__replay__answers_everything")
+    assert not is_left_to_ci("tests/e2e/test_haproxy.py::test_haproxy__engine_killed_while_streaming__stream_goes_on")
+    assert not is_left_to_ci(
+        "tests/e2e/test_fleet.py::test_metrics__of_a_fleet_that_serves__have_what_the_dashboards_ask"
+    )
 
 
 @pytest.mark.parametrize("target", ["test", "test-long", "test-k8s"])
