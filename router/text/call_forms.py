@@ -21,9 +21,12 @@ QWEN_XML: Mapping[str, Any] = {
     "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
     "transform": _NAMED_CALL,
 }
+# Several follow one another, with `; ` or space between. Where an object ends and the next one begins, no call goes on:
+# JSON has a comma there, and in its strings quotes are escaped.
 LLAMA_3: Mapping[str, Any] = {
     "open_pattern": r"(?:<\|python_tag\|>)?\s*(?=\{\s*\"name\"\s*:)",
-    "close": ["<|eot_id|>", "<|eom_id|>"],
+    "close_pattern": r"(?<=\})\s*;?\s*(?=\{\s*\"name\"\s*:)|<\|(?:eot|eom)_id\|>",
+    "repeats": True,
     "content": "json",
     "transform": _CALL,
 }

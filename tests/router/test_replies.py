@@ -95,6 +95,18 @@ async def test_reply__real_process__reads_many_at_once() -> None:
         ("<|start_header_id|>", '{"name": "f", "parameters": {"x": 1}}', ("", "", ["f"])),
         ("<|start_header_id|>", '<|python_tag|>{"name": "f", "parameters": {}}<|eom_id|>', ("", "", ["f"])),
         (
+            "<|start_header_id|>",
+            '<|python_tag|>{"name": "f", "parameters": {"name": "; {"}}; '
+            '{"name": "g", "parameters": {"of": [{"name": 1}]}}',
+            ("", "", ["f", "g"]),
+        ),
+        (
+            "<|start_header_id|>",
+            '{"name": "f", "parameters": {}}\n{"name": "g", "parameters": {}}; '
+            '{"name": "h", "parameters": {}}<|eot_id|>',
+            ("", "", ["f", "g", "h"]),
+        ),
+        (
             "[TOOL_CALLS]",
             'Hi[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
             ("Hi", "", ["f", "g"]),

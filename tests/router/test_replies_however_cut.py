@@ -40,7 +40,14 @@ FAMILIES = {
         "</function>",
         "</tool_call>",
     ],
-    "<|start_header_id|>": ['{"name": "f", "parameters": {"a": "ü"}}', '{"name":', "<|python_tag|>", "<|eom_id|>", "{"],
+    "<|start_header_id|>": [
+        '{"name": "f", "parameters": {"a": "ü"}}',
+        '{"name":',
+        "; ",
+        "<|python_tag|>",
+        "<|eom_id|>",
+        "{",
+    ],
     "[TOOL_CALLS]": ["[TOOL_CALLS]", '[{"name": "f", "arguments": {}}]', "</s>", "["],
     "[ARGS] [TOOL_CALLS]": ['[TOOL_CALLS]f[ARGS]{"a": "é"}', "[TOOL_CALLS]", "[ARGS]", "{}", "</s>"],
     "<|channel|>": [
