@@ -33,7 +33,7 @@ _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 def check_schema(schema: object, place: str, *, strict: bool) -> None:
     """Raises InvalidRequest, whose `param` is the place of the keyword, as in `...schema.properties.age.multipleOf`."""
     properties = enum_values = 0
-    for path, part, depth in _parts(schema, place):
+    for path, part, depth in parts_of(schema, place):
         if depth > MAX_DEPTH:
             _refuse(path[:200], f"the schema nests deeper than {MAX_DEPTH} levels; use $defs, or make it flatter")
         if not isinstance(part, dict):
@@ -89,8 +89,8 @@ def _check_strict(part: Mapping[str, Any], path: str) -> None:
             )
 
 
-def _parts(schema: object, place: str) -> Iterator[tuple[str, object, int]]:
-    """Every schema inside, with its place and depth."""
+def parts_of(schema: object, place: str) -> Iterator[tuple[str, object, int]]:
+    """Yields every schema inside and itself, with place and depth; what is inside of one after it."""
     stack: list[tuple[str, object, int]] = [(place, schema, 0)]
     while stack:
         path, part, depth = stack.pop()

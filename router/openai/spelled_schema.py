@@ -1,5 +1,6 @@
 """Says in a JSON schema what it leaves open, where a grammar would take what is not said for what must not be."""
 
+from router.openai.exclusive_alternatives import tell_apart
 from router.openai.schema_support import names_no_json, with_parts
 
 # Beside one of these, xgrammar has arrays and objects of which nothing else is said be empty.
@@ -13,13 +14,21 @@ _PROPERTIES = frozenset(
 
 def spelled_out(schema: object) -> object:
     """Copies a schema that was looked at. Its arrays and objects hold anything unless it says what; formats of strings
-    for which xgrammar lets text pass that is no JSON are left out.
+    for which xgrammar lets text pass that is no JSON are left out; alternatives that exclude each other do so by
+    themselves where they can.
 
     >>> spelled_out({"type": "array", "maxItems": 3})
     {'type': 'array', 'maxItems': 3, 'items': {}}
     >>> spelled_out({"type": "object", "properties": {}})
     {'type': 'object', 'properties': {}}
     """
+    copy = _spelled(schema)
+    if isinstance(copy, dict):
+        tell_apart(copy)
+    return copy
+
+
+def _spelled(schema: object) -> object:
     if not isinstance(schema, dict):
         return schema
     copy = {key: value for key, value in schema.items() if not (key == "format" and names_no_json(value))}
@@ -29,4 +38,4 @@ def spelled_out(schema: object) -> object:
         copy["items"] = {}
     if "object" in kinds and _OF_OBJECTS & copy.keys() and not _PROPERTIES & copy.keys():
         copy["additionalProperties"] = True
-    return with_parts(copy, spelled_out)
+    return with_parts(copy, _spelled)

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.text.schema_reference import referred
+
 # Beside one of these a mask lets space stand around a string that is written without quotes.
 _BOUNDS = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})
 _KINDS = ("integer", "number", "boolean", "null", "object", "array", "string")  # the first that a text can be is taken
@@ -75,7 +77,7 @@ def _value(schema: object, root: Mapping[str, Any], known: dict[str, _Value], de
     if isinstance(reference, str):
         if reference not in known:
             known[reference] = _Value()
-            known[reference] = _value(_referred(reference, root), root, known, depth + 1)
+            known[reference] = _value(referred(reference, root), root, known, depth + 1)
         return known[reference]
     several = [part for keyword in ("anyOf", "oneOf", "allOf") for part in _list(schema.get(keyword))]
     if not several:
@@ -89,14 +91,6 @@ def _plain(schema: Mapping[str, Any]) -> _Value:
     kinds = frozenset(_kinds(schema))
     may_be_text = "string" in kinds or not kinds
     return _Value(kinds, not may_be_text or bool(_BOUNDS & schema.keys()))
-
-
-def _referred(reference: str, root: Mapping[str, Any]) -> object:
-    place: object = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        place = place.get(name) if isinstance(place, Mapping) else None
-    return place
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
