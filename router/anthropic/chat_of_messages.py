@@ -107,7 +107,8 @@ def _heard(turn: TurnOfMessages) -> Iterator[ChatMessage]:
     blocks = turn.content if isinstance(turn.content, list) else []
     for block in blocks:
         if isinstance(block, ToolResultBlock):
-            content = block.content if isinstance(block.content, str) else _text(block.content or [])
+            found = block.content or ""
+            content = found if isinstance(found, str) else "\n".join(part.text for part in found)
             text = f"Error: {content}" if block.is_error else content
             yield message("tool", text, call_id=block.tool_use_id)
     text = _text(blocks)

@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: the body, read into fixed types in a time that its bytes bound."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -26,9 +26,37 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use", gc=False):
     input: dict[str, Any]
 
 
+class ImageOfTool(msgspec.Struct, tag="image", gc=False):
+    """What a tool found is no choice of the client's: refused, it would end the conversation."""
+
+    text: ClassVar[str] = "[an image, left out: this model reads text only]"
+
+
+class DocumentOfTool(msgspec.Struct, tag="document", gc=False):
+    text: ClassVar[str] = "[a document, left out: this model reads text only]"
+
+
+class FoundOfTool(msgspec.Struct, tag="search_result", gc=False):
+    content: list[TextBlock]
+    title: str = ""
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
+
+
+class ReferenceOfTool(msgspec.Struct, tag="tool_reference", gc=False):
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
 class ToolResultBlock(msgspec.Struct, tag="tool_result", gc=False):
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ImageOfTool | DocumentOfTool | FoundOfTool | ReferenceOfTool] | None = None
     is_error: bool | None = None
 
 

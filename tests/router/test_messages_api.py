@@ -122,6 +122,30 @@ async def test_message__conversation_with_results__reaches_the_template(talk) ->
     assert "<|im_start|>user\nAnd?<|im_end|>" in prompt_of(sdk)
 
 
+async def test_message__results_of_tools_that_are_no_text__agent_goes_on_and_is_told(talk) -> None:
+    """Claude Code reads images and documents, and sends them from then on."""
+    sdk = await talk("Sunny.")
+    source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    found = [{"type": "text", "text": "Rome"}]
+    results = [
+        {"type": "text", "text": "Here:"},
+        {"type": "image", "source": source},
+        {"type": "document", "source": source},
+        {"type": "search_result", "source": "map", "title": "Places", "content": found},
+        {"type": "tool_reference", "tool_name": "weather"},
+    ]
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": results}]},
+    ]
+    await ask(sdk, messages=messages, tools=[WEATHER])
+
+    told = "[{}, left out: this model reads text only]"
+    lines = ["Here:", told.format("an image"), told.format("a document"), "Places", "map", "Rome", "weather"]
+    assert "<|im_start|>tool\n" + "\n".join(lines) + "<|im_end|>" in prompt_of(sdk)
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
