@@ -190,15 +190,19 @@ class ModelUnavailable(RouterError):
 
 
 class ResponseNotFound(RouterError):
-    """`kept_id` is that of a response, or of an item of one."""
+    """`kept_id` is that of a response, or of an item of one. `param` says who wants it: "previous_response_id" or
+    "input" of a request, or the path's "response_id".
+    """
 
     def __init__(self, *, kept_id: str, param: str) -> None:
-        what = "response" if param == "previous_response_id" else "item"
+        what = "item" if param == "input" else "response"
+        is_read = param == "response_id"
+        codes = {"input": "item_not_found", "response_id": "response_not_found"}
         super().__init__(
             f"No {what} {kept_id[:100]!r} is kept: gateways keep their latest responses, in memory, but for "
-            "those with 'store' false. Send the whole conversation as 'input' instead.",
+            "those with 'store' false." + ("" if is_read else " Send the whole conversation as 'input' instead."),
             param=param,
-            code=None if what == "response" else "item_not_found",
+            code=codes.get(param),
         )
         self.kept_id = kept_id
 

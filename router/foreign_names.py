@@ -25,7 +25,7 @@ _NAMES: Mapping[str, _Names] = MappingProxyType(
             ("stop", "stop_sequences"),
         ),
         "/v1/responses": _names(
-            (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+            (r"tools\[(\d+)\](\.tools\[\d+\])?\.function", r"tools[\1]\2"),
             (r"tool_choice\.(function|allowed_tools)", "tool_choice"),
             (r"response_format\.json_schema", "text.format"),
             ("response_format", "text.format"),

@@ -27,7 +27,7 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use", gc=False):
 
 
 class ImageOfTool(msgspec.Struct, tag="image", gc=False):
-    """What a tool found is no choice of the client's: refused, it would end the conversation."""
+    """Stands in what a tool found, which is no choice of the client's: refused, it would end the conversation."""
 
     text: ClassVar[str] = "[an image, left out: this model reads text only]"
 

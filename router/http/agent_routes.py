@@ -11,7 +11,7 @@ from router.anthropic.chat_of_messages import chat_of_messages, read_messages_bo
 from router.anthropic.messages_body import MessagesBody
 from router.anthropic.messages_reply import MessagesReply
 from router.anthropic.schemas import AnthropicError, MessageSchema, TokenCount
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, UnsupportedParameter
 from router.http.generation_endpoint import answer, parsed
 from router.http.responding import respond
 from router.http.streaming import EventStyle
@@ -22,7 +22,7 @@ from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import ResponsesBody
-from router.responses.schemas import ResponseSchema
+from router.responses.schemas import ResponseDeleted, ResponseSchema
 from router.serving.gateway import Gateway
 from router.serving.response import GenerationResponse
 
@@ -40,6 +40,18 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
     @app.post("/v1/responses", openapi_extra=body_of(ResponsesBody), **responses_of(ResponseSchema))
     async def create_response(request: Request) -> Response:
         return await answer(request, gateway, AskedResponse.parse, _respond, _RESPONSES)
+
+    @app.get("/v1/responses/{response_id}", **responses_of(ResponseSchema, 404, 503))
+    async def retrieve_response(response_id: str, request: Request) -> Response:
+        owner = gateway.access.identify(request.headers).caller.key_id
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            raise UnsupportedParameter("'stream' is not implemented: an answer is read whole.", param="stream")
+        return Response(await store.document(response_id, owner), media_type="application/json")
+
+    @app.delete("/v1/responses/{response_id}", **responses_of(ResponseDeleted, 404, 503))
+    async def delete_response(response_id: str, request: Request) -> ResponseDeleted:
+        await store.delete(response_id, gateway.access.identify(request.headers).caller.key_id)
+        return ResponseDeleted(id=response_id)
 
     async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
         return await respond(gateway, asked, caller, store, may_ask_priority=True)

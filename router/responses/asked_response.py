@@ -1,6 +1,6 @@
 """A request to /v1/responses between its body and the chat."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,13 @@ class AskedResponse:
     def reply(self, model: str, history: Sequence[ChatMessage], store: ResponseStore, caller: Caller) -> ResponsesReply:
         head = new_head("resp_", model, service_tier=caller.service_tier if self.body.service_tier else None)
 
-        def keep(choice: Choice, output: Iterable[dict[str, Any]]) -> None:
+        def keep(choice: Choice, answer: dict[str, Any]) -> None:
             if self.body.store is False:
                 return
             calls = [(call.call_id, call.name, call.arguments) for call in choice.tool_calls]
             said = message("assistant", choice.text, calls=calls, reasoning=choice.reasoning or None)
-            items = {item["id"]: msgspec.convert(item, InputItem) for item in output}
-            store.keep(head.reply_id, caller.key_id, [*history, *messages_of(self.body), said], items)
+            items = {item["id"]: msgspec.convert(item, InputItem) for item in answer["output"]}
+            conversation = [*history, *messages_of(self.body), said]
+            store.keep(head.reply_id, caller.key_id, conversation, items, msgspec.json.encode(answer))
 
         return ResponsesReply(head, self.body, keep)

@@ -6,14 +6,17 @@ from typing import Any
 from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, message
+from router.responses.client_tools import arguments_of, client_tools, name_in
 from router.responses.responses_body import (
+    CUSTOM,
     LOGPROBS,
     AllowedTools,
     InputItem,
     InputPart,
+    NamedCustomTool,
     NamedTool,
+    OutputPart,
     ResponsesBody,
-    ResponseTool,
 )
 
 
@@ -32,7 +35,7 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "top_p": body.top_p,
         "stream": body.stream,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True} if body.stream else None,
-        "tools": [_function(tool) for tool in body.tools or () if tool.type == "function"] or None,
+        "tools": [tool.function() for tool in client_tools(body)] or None,
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
@@ -57,7 +60,9 @@ def messages_of(body: ResponsesBody) -> list[ChatMessage]:
 
 
 class _Turns:
-    """Reasoning, text and calls that follow each other are one message of the assistant."""
+    """Reasoning, text and calls that follow each other, in any order, are one message of the assistant: templates want
+    outputs right after their calls.
+    """
 
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
@@ -70,13 +75,13 @@ class _Turns:
             case "reasoning":
                 self._reasoning.append(_text(item.content) or _text(item.summary))
             case "function_call":
-                self._calls.append((item.call_id, item.name, item.arguments))
-            case "function_call_output":
+                self._calls.append((item.call_id, name_in(item.namespace, item.name), item.arguments))
+            case "custom_tool_call":
+                self._calls.append((item.call_id, name_in(item.namespace, item.name), arguments_of(item.input)))
+            case "function_call_output" | "custom_tool_call_output":
                 self._end()
-                self._messages.append(message("tool", _text(item.output), call_id=item.call_id))
+                self._messages.append(message("tool", _output(item.output), call_id=item.call_id))
             case _ if item.role == "assistant":
-                if self._calls:
-                    self._end()
                 self._text.append(_text(item.content))
             case _:
                 self._end()
@@ -100,17 +105,18 @@ def _text(content: str | list[InputPart] | None) -> str:
     return "".join(part.text or part.refusal for part in content)
 
 
-def _function(tool: ResponseTool) -> dict[str, Any]:
-    function = {"name": tool.name or "", "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {**function, "strict": tool.strict}}
+def _output(output: str | list[OutputPart]) -> str:
+    return output if isinstance(output, str) else "".join(part.shown for part in output)
 
 
-def _choice(choice: str | NamedTool | AllowedTools | None) -> str | dict[str, Any] | None:
+def _choice(choice: str | NamedTool | NamedCustomTool | AllowedTools | None) -> str | dict[str, Any] | None:
     match choice:
-        case NamedTool(name=name):
+        case NamedTool(name=name) | NamedCustomTool(name=name):
             return {"type": "function", "function": {"name": name}}
         case AllowedTools(mode=mode, tools=tools):
-            allowed = [{"type": "function", "function": {"name": t.name}} for t in tools if t.type == "function"]
+            allowed = [
+                {"type": "function", "function": {"name": t.name}} for t in tools if t.type in ("function", CUSTOM)
+            ]
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
     return choice
 

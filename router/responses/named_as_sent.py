@@ -1,10 +1,11 @@
-"""Names tools in errors by their places in the request, of which the chat has the functions only."""
+"""Names tools in errors by their places in the request, of which the chat has those only that the client runs."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from router.errors import InvalidRequest
+from router.responses.client_tools import client_tools
 from router.responses.responses_body import ResponsesBody
 
 _TOOL = re.compile(r"tools\[(\d+)\]")
@@ -20,6 +21,6 @@ def named_as_sent(body: ResponsesBody) -> Iterator[None]:
         found = _TOOL.match(param)
         if found is None:
             raise
-        functions = [place for place, tool in enumerate(body.tools or ()) if tool.type == "function"]
-        named = f"tools[{functions[int(found.group(1))]}]{param[found.end() :]}"
+        called = list(client_tools(body))
+        named = called[int(found.group(1))].place + param[found.end() :]
         raise type(error)(error.message.replace(param, named), param=named, code=error.code) from error

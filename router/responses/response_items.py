@@ -5,9 +5,8 @@ from typing import Any
 
 import msgspec
 
-from router.generation import ToolCall
 from router.openai.reply import ReplyHead, Usage
-from router.responses.responses_body import ResponsesBody, TextForm, TextSettings
+from router.responses.responses_body import ResponsesBody, ResponseTool, TextForm, TextSettings
 
 Logprobs = Sequence[dict[str, Any]]
 
@@ -27,26 +26,10 @@ def reasoning_item(item_id: str, text: str | None, status: str) -> dict[str, Any
     return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
-def call_item(item_id: str, call: ToolCall, arguments: str, status: str) -> dict[str, Any]:
-    return {
-        "id": item_id,
-        "type": "function_call",
-        "status": status,
-        "call_id": call.call_id,
-        "name": call.name,
-        "arguments": arguments,
-    }
-
-
 def response_object(
     head: ReplyHead, body: ResponsesBody, status: str, output: list[dict[str, Any]], usage: Usage | None
 ) -> dict[str, Any]:
-    tools = [
-        {"type": tool.type, "name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        | {"strict": bool(tool.strict)}
-        for tool in body.tools or ()
-        if tool.type == "function"
-    ]
+    tools = [told for tool in body.tools or () if (told := _tool(tool)) is not None]
     choice = "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice)
     return {
         **({} if head.service_tier is None else {"service_tier": head.service_tier}),
@@ -72,6 +55,19 @@ def response_object(
         "truncation": "disabled",
         "usage": None if usage is None else _usage(usage),
     }
+
+
+def _tool(tool: ResponseTool) -> dict[str, Any] | None:
+    """None: the model is not told of it."""
+    told = {"type": tool.type, "name": tool.name, "description": tool.description}
+    match tool.type:
+        case "function":
+            return {**told, "parameters": tool.parameters, "strict": bool(tool.strict)}
+        case "custom":
+            return {**told, "format": tool.format or {"type": "text"}}
+        case "namespace":
+            return {**told, "tools": [one for inner in tool.tools or () if (one := _tool(inner)) is not None]}
+    return None
 
 
 def _text_settings(asked: TextSettings) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from router.responses.responses_body import InputItem
 
 _MESSAGE_BYTES = 512  # of one beside its text
 _PAGE_BYTES = 1024 * 1024  # read in some 10 ms
+_NO_DOCUMENT = msgspec.Raw(b"null")
 _MESSAGES = TypeAdapter(list[ChatMessage])
 
 AskOthers = Callable[[str, str], Awaitable[bytes | None]]
@@ -25,20 +26,28 @@ None: none keeps it. Raises GatewaysSilent.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
+    """`document` is the answer as the client got it. One that `is_deleted` stays as an empty place: no copy of it that
+    is still on its way comes back.
+    """
+
     response_id: str
     owner: str
     messages: tuple[ChatMessage, ...]
     items: Mapping[str, InputItem]
+    document: bytes
+    is_deleted: bool
     size_bytes: int
 
 
 class _Told(msgspec.Struct):
-    """What one gateway tells another; `messages` are JSON."""
+    """What one gateway tells another; `messages` and `document` are JSON, which releases before did not tell."""
 
     response_id: str
     messages: msgspec.Raw
     items: dict[str, InputItem]
     owner: str = ""
+    document: msgspec.Raw = _NO_DOCUMENT
+    is_deleted: bool = False
 
 
 async def _nobody(response_id: str, owner: str) -> bytes | None:
@@ -71,31 +80,48 @@ class ResponseStore:
         owner: str,
         messages: Sequence[ChatMessage],
         items: Mapping[str, InputItem] = MappingProxyType({}),
+        document: bytes = b"",
     ) -> None:
         """`owner` alone may go on with it: an API key's id, empty without keys. `items` are the answer's, by their ids,
-        as a client sends them back. Other gateways are told of it: see `fresh_copies`.
+        as a client sends them back; `document` is all of it. Other gateways are told of it: see `fresh_copies`.
         """
-        if self._keep(response_id, owner, messages, items):
+        if self._keep(response_id, owner, messages, items, document):
             self._fresh[response_id] = None
 
     def _keep(
-        self, response_id: str, owner: str, messages: Sequence[ChatMessage], items: Mapping[str, InputItem]
+        self,
+        response_id: str,
+        owner: str,
+        messages: Sequence[ChatMessage],
+        items: Mapping[str, InputItem],
+        document: bytes,
+        *,
+        is_deleted: bool = False,
     ) -> bool:
-        size_bytes = sum(_MESSAGE_BYTES + 4 * _characters(message) for message in messages)
+        size_bytes = sum(_MESSAGE_BYTES + 4 * _characters(message) for message in messages) + len(document)
         if size_bytes > self._max_bytes or response_id in self._kept:
             return False
         self._kept[response_id] = _Kept(
-            response_id=response_id, owner=owner, messages=tuple(messages), items=items, size_bytes=size_bytes
+            response_id=response_id,
+            owner=owner,
+            messages=tuple(messages),
+            items=items,
+            document=document,
+            is_deleted=is_deleted,
+            size_bytes=size_bytes,
         )
         self._response_of_item.update(dict.fromkeys(items, response_id))
         self._size_bytes += size_bytes
         while len(self._kept) > self._max_responses or self._size_bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._size_bytes -= oldest.size_bytes
-            self._fresh.pop(oldest.response_id, None)
-            for item_id in oldest.items:
-                self._response_of_item.pop(item_id, None)
+            self._drop(next(iter(self._kept)))
         return response_id in self._kept
+
+    def _drop(self, response_id: str) -> None:
+        dropped = self._kept.pop(response_id)
+        self._size_bytes -= dropped.size_bytes
+        self._fresh.pop(response_id, None)
+        for item_id in dropped.items:
+            self._response_of_item.pop(item_id, None)
 
     # ---- copies for other gateways ----
 
@@ -128,9 +154,12 @@ class ResponseStore:
     def take(self, copy: bytes, *, owner: str | None = None) -> None:
         """Keeps what another gateway's `copies` made. `owner`, where it is known: releases before told none."""
         told = msgspec.json.decode(copy, type=_Told)
-        if told.response_id not in self._kept:
-            messages = kept_messages(told.messages)
-            self._keep(told.response_id, told.owner if owner is None else owner, messages, told.items)
+        owner = told.owner if owner is None else owner
+        if told.is_deleted:
+            self._delete(told.response_id, owner)
+        elif told.response_id not in self._kept:
+            document = b"" if told.document == _NO_DOCUMENT else bytes(told.document)
+            self._keep(told.response_id, owner, kept_messages(told.messages), told.items, document)
 
     # ----
 
@@ -153,6 +182,27 @@ class ResponseStore:
             found[item_id] = kept.items[item_id]
         return found
 
+    async def document(self, response_id: str, owner: str) -> bytes:
+        """Returns the answer as JSON. Raises ResponseNotFound, GatewaysSilent."""
+        return (await self._answer(response_id, owner)).document
+
+    async def delete(self, response_id: str, owner: str) -> None:
+        """Forgets it, and has other gateways told to: see `fresh_copies`. Raises ResponseNotFound, GatewaysSilent."""
+        await self._answer(response_id, owner)
+        self._delete(response_id, owner)
+        self._fresh[response_id] = None
+
+    async def _answer(self, response_id: str, owner: str) -> _Kept:
+        found = await self._found_anywhere(response_id, owner)
+        if found is None or found.response_id != response_id or not found.document:
+            raise ResponseNotFound(kept_id=response_id, param="response_id")
+        return found
+
+    def _delete(self, response_id: str, owner: str) -> None:
+        if response_id in self._kept:
+            self._drop(response_id)
+        self._keep(response_id, owner, (), {}, b"", is_deleted=True)
+
     def encoded(self, kept_id: str, owner: str) -> bytes | None:
         """Tells another gateway the answer of that id, or with an item of that id, and what was said before it.
 
@@ -164,7 +214,7 @@ class ResponseStore:
     async def _found_anywhere(self, kept_id: str, owner: str) -> _Kept | None:
         """What another gateway tells is kept here, too: the answer's other items are likely to be asked for next."""
         found = self._found(kept_id, owner)
-        if found is not None:
+        if found is not None or kept_id in self._kept:
             return found
         encoded = await self._ask_others(kept_id, owner)
         if encoded is None:
@@ -175,7 +225,7 @@ class ResponseStore:
     def _found(self, kept_id: str, owner: str) -> _Kept | None:
         response_id = self._response_of_item.get(kept_id, kept_id)
         kept = self._kept.get(response_id)
-        if kept is None or kept.owner != owner:
+        if kept is None or kept.is_deleted or kept.owner != owner:
             return None
         self._kept.move_to_end(response_id)
         return kept
@@ -183,7 +233,14 @@ class ResponseStore:
 
 def _encoded(kept: _Kept) -> bytes:
     messages = msgspec.Raw(_MESSAGES.dump_json(list(kept.messages), exclude_none=True))
-    told = _Told(response_id=kept.response_id, messages=messages, items=dict(kept.items), owner=kept.owner)
+    told = _Told(
+        response_id=kept.response_id,
+        messages=messages,
+        items=dict(kept.items),
+        owner=kept.owner,
+        document=msgspec.Raw(kept.document) if kept.document else _NO_DOCUMENT,
+        is_deleted=kept.is_deleted,
+    )
     return msgspec.json.encode(told)
 
 

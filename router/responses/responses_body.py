@@ -9,6 +9,8 @@ from router.openai.chat import MAX_CONTENT_PARTS, MAX_MESSAGES
 from router.openai.foreign_body import decoded
 
 REFERENCE = "item_reference"
+CUSTOM = "custom"
+NAMESPACE = "namespace"
 LOGPROBS = "message.output_text.logprobs"
 
 # What may be asked for beside the answer. Of images, encrypted reasoning and tools that OpenAI runs there is nothing.
@@ -30,33 +32,69 @@ class InputPart(msgspec.Struct, gc=False):
     refusal: str = ""
 
 
-class InputItem(msgspec.Struct, gc=False):
-    """A message, a call of a function, its output, reasoning, or a reference to one that was answered before, by its
-    `id`; each uses some of the fields.
+class OutputPart(msgspec.Struct, gc=False):
+    """Holds some of what a tool found. An image there is no choice of the client's: refused, it would end the
+    conversation.
     """
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
+    type: Literal["input_text", "output_text", "text", "input_image", "input_file"]
+    text: str = ""
+
+    @property
+    def shown(self) -> str:
+        match self.type:
+            case "input_image":
+                return "[an image, left out: this model reads text only]"
+            case "input_file":
+                return "[a file, left out: this model reads text only]"
+        return self.text
+
+
+class InputItem(msgspec.Struct, gc=False):
+    """A message, a call of a tool, its output, reasoning, or a reference to one that was answered before, by its `id`;
+    each uses some of the fields.
+    """
+
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+        "item_reference",
+    ] = "message"
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     arguments: str = ""
-    output: str | list[InputPart] = ""
+    input: str = ""
+    output: str | list[OutputPart] = ""
 
 
 class ResponseTool(msgspec.Struct):
-    """Others than functions are run by OpenAI."""
+    """Others than functions and custom tools are run by OpenAI, but for a namespace of such, its `tools`. `format` is
+    that of a custom tool's input.
+    """
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: list["ResponseTool"] | None = None
 
 
 class NamedTool(msgspec.Struct, tag="function"):
+    name: str
+
+
+class NamedCustomTool(msgspec.Struct, tag=CUSTOM):
     name: str
 
 
@@ -100,7 +138,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: float | None = None
     stream: bool | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None

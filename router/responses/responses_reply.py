@@ -12,23 +12,23 @@ from router.errors import RouterError
 from router.generation import Output, ToolCall
 from router.openai.chat_reply import logprob_entries
 from router.openai.reply import Choice, ReplyHead, Usage
-from router.responses.response_items import call_item, message_item, reasoning_item, response_object, text_part
+from router.responses.client_tools import call_item, client_tools
+from router.responses.response_items import message_item, reasoning_item, response_object, text_part
 from router.responses.responses_body import ResponsesBody
 
 _encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
 class ResponsesReply:
-    """Implements ReplyFormat. Every event wants the usage; `keep` is told what was said, and in which items, once it is
-    complete.
+    """Implements ReplyFormat. Every event wants the usage; `keep` is told what was said, and the answer that says it,
+    once it is complete.
     """
 
-    def __init__(
-        self, head: ReplyHead, body: ResponsesBody, keep: Callable[[Choice, list[dict[str, Any]]], None]
-    ) -> None:
+    def __init__(self, head: ReplyHead, body: ResponsesBody, keep: Callable[[Choice, dict[str, Any]], None]) -> None:
         self._head = head
         self._body = body
         self._keep = keep
+        self._called = {tool.name: tool for tool in client_tools(body)}
         self._said = Choice()
         self._output: list[dict[str, Any]] = []  # items that are done
         self._number = 0
@@ -55,9 +55,9 @@ class ResponsesReply:
         return events
 
     def usage_event(self, usage: Usage) -> bytes:
-        self._keep(self._said, self._output)
         status = _status(self._said.finish)
         body = response_object(self._head, self._body, status, self._output, usage)
+        self._keep(self._said, body)
         return self._event(f"response.{status}", response=body)
 
     def failed_event(self, error: RouterError) -> bytes:
@@ -77,9 +77,10 @@ class ResponsesReply:
             output.append(reasoning_item(_new_id("rs"), choice.reasoning, "completed"))
         if choice.text or not choice.tool_calls:
             output.append(message_item(_new_id("msg"), choice.text, status, logprob_entries(choice.logprobs)))
-        output += [call_item(_new_id("fc"), call, call.arguments, "completed") for call in choice.tool_calls]
-        self._keep(choice, output)
-        return _encode(response_object(self._head, self._body, status, output, usage))
+        output += [self._item_of(call) for call in choice.tool_calls]
+        body = response_object(self._head, self._body, status, output, usage)
+        self._keep(choice, body)
+        return _encode(body)
 
     def _begin(self) -> bytes:
         body = response_object(self._head, self._body, "in_progress", [], None)
@@ -124,14 +125,22 @@ class ResponsesReply:
 
     def _call(self, call: ToolCall) -> bytes:
         events = self._close()
-        self._item_id = _new_id("fc")
-        item = call_item(self._item_id, call, "", "in_progress")
-        events += self._event("response.output_item.added", output_index=len(self._output), item=item)
-        events += self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
-        events += self._event(
-            "response.function_call_arguments.done", **self._place(), name=call.name, arguments=call.arguments
+        item = self._item_of(call)
+        self._item_id = item["id"]
+        kind, said = (
+            ("custom_tool_call_input", "input") if "input" in item else ("function_call_arguments", "arguments")
         )
-        return events + self._done(call_item(self._item_id, call, call.arguments, "completed"))
+        begun = {**item, said: "", "status": "in_progress"}
+        events += self._event("response.output_item.added", output_index=len(self._output), item=begun)
+        events += self._event(f"response.{kind}.delta", **self._place(), delta=item[said])
+        named = {} if said == "input" else {"name": item["name"]}
+        events += self._event(f"response.{kind}.done", **self._place(), **named, **{said: item[said]})
+        return events + self._done(item)
+
+    def _item_of(self, call: ToolCall) -> dict[str, Any]:
+        tool = self._called.get(call.name)
+        item_id = _new_id("ctc" if tool is not None and tool.is_custom else "fc")
+        return call_item(item_id, call, self._called, "completed")
 
     def _done(self, item: dict[str, Any]) -> bytes:
         event = self._event("response.output_item.done", output_index=len(self._output), item=item)

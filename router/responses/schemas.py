@@ -30,6 +30,12 @@ class TextSettingsSchema(BaseModel):
     verbosity: Literal["low", "medium", "high"]
 
 
+class ResponseDeleted(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
 class ResponseSchema(BaseModel):
     id: str
     object: Literal["response"]

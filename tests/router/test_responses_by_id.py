@@ -1,0 +1,80 @@
+"""Answers of /v1/responses, read and deleted by their ids."""
+
+import httpx
+import openai
+import pytest
+from fake_unit import FakeUnit
+
+from router.access.api_keys import KeyEntry, KeyRing, make_key
+from router.errors import ResponseNotFound
+from router.openai.foreign_body import message
+from router.responses.response_store import ResponseStore
+from router.responses.schemas import ResponseSchema
+
+BODY = {"model": "demo/bytes", "input": "hi", "max_output_tokens": 4}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response__read_by_its_id__is_what_was_answered_until_it_is_deleted(serve, stream) -> None:
+    served = await serve(FakeUnit())
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as sdk:
+        answer = await sdk.responses.create(**BODY, stream=stream)
+        said = [event async for event in answer][-1].response if stream else answer
+        read = await sdk.responses.retrieve(said.id)
+        await sdk.responses.delete(said.id)
+        again = [
+            sdk.responses.retrieve(said.id),
+            sdk.responses.delete(said.id),
+            sdk.responses.create(**BODY, previous_response_id=said.id),
+        ]
+        for call, code in zip(again, ["response_not_found"] * 2 + ["previous_response_not_found"], strict=True):
+            with pytest.raises(openai.NotFoundError, match="is kept") as missing:
+                await call
+            assert missing.value.code == code
+
+    assert read.model_dump() == said.model_dump()
+    assert ResponseSchema.model_validate(read.model_dump()).output[0]["type"] == "message"
+
+
+async def test_response__of_another_key__is_not_there(serve) -> None:
+    served = await serve(FakeUnit())
+    keys = {name: make_key() for name in ("ann", "bob")}
+    entries = [KeyEntry(key_id=key.key_id, name=name, hash=key.hash) for name, key in keys.items()]
+    served.gateway.access.set_keys(KeyRing(entries))
+    ann, bob = ({"authorization": f"Bearer {key.secret}"} for key in keys.values())
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        path = "/v1/responses/" + (await http.post("/v1/responses", json=BODY, headers=ann)).json()["id"]
+        asked = [
+            await http.get(path),
+            await http.get(path, headers=bob),
+            await http.delete(path, headers=bob),
+            await http.get(path, params={"stream": "true"}, headers=ann),
+            await http.get(path, headers=ann),
+            await http.delete(path, headers=ann),
+        ]
+
+    assert [reply.status_code for reply in asked] == [401, 404, 404, 400, 200, 200]
+    assert asked[-1].json() == {"id": path.rpartition("/")[2], "object": "response", "deleted": True}
+
+
+async def test_store__deleted_here__is_gone_at_other_gateways_and_no_late_copy_brings_it_back() -> None:
+    here = ResponseStore()
+    there = ResponseStore(lambda kept_id, owner: answered(here.encoded(kept_id, owner)))
+    here.keep("resp_1", "me", [message("user", "hm")], document=b'{"id":"resp_1"}')
+    (copy,) = here.fresh_copies()[1]
+    there.take(copy)
+    assert await there.document("resp_1", "me") == b'{"id":"resp_1"}'
+
+    await there.delete("resp_1", "me")
+    for deleted in there.fresh_copies()[1]:
+        here.take(deleted)
+    for store in (here, there):
+        store.take(copy)
+        with pytest.raises(ResponseNotFound):
+            await store.document("resp_1", "me")
+        with pytest.raises(ResponseNotFound):
+            await store.messages("resp_1", "me")
+
+
+async def answered(encoded: bytes | None) -> bytes | None:
+    return encoded
