@@ -63,6 +63,11 @@ class FlightLog:
                 yield document_name(name, number % SEGMENTS), EventSegment(number=number, events=events)
             stream.fresh.clear()
 
+    def renew(self) -> None:
+        """Takes all segments for changed, for a store that has none of them yet."""
+        for stream in self._streams.values():
+            stream.fresh.update(range(stream.first, stream.first + len(stream.segments)))
+
     def restore(self, stream: str, segments: Iterable[EventSegment]) -> None:
         """Begins with what was kept; before anything is added."""
         kept = sorted(segments, key=lambda s: s.number)

@@ -340,7 +340,7 @@ class Controller:
         return await self._read_decisions(pools[0], unit_id, last) if pools else None
 
     async def _follow_state(self, config: ControllerConfig) -> None:
-        """A store that was changed gets the state of now."""
+        """A store that was changed gets the state of now, and all events."""
         if self._state is not None and self._state.is_of(config.name, config.state):
             return
         before, self._state = self._state, kept_state(config.name, config.state, self._clock)
@@ -357,6 +357,7 @@ class Controller:
             text = "with nothing kept" if restored is None else "goes on where the one before ended"
             self._recorder.record(self._clock.now_s(), EventKind.CONTROLLER_STARTED, text)
         else:
+            self._log.renew()
             await asyncio.to_thread(before.close)
         self._keeping = self._keeping or asyncio.create_task(self._keep_state())
 

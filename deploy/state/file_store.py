@@ -15,20 +15,22 @@ FORMAT = 1
 _APPLICATION = 0x6D757866  # "muxf", in the file's header: nobody else's database is written to
 _LOCKED_S = 2.0
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_GONE = sqlite3.SQLITE_READONLY_DBMOVED  # deleted or moved, or another put in its place
 _TABLE = "CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID"
 
 ResultT = TypeVar("ResultT")
 
 
 class FileStore:
-    """Implements StateStore. A damaged file is put aside under another name and a new one begun; a file of a newer
-    release, or of another program, is left alone.
+    """Implements StateStore. A damaged file is put aside under another name and a new one begun, as where somebody
+    deleted it; a file of a newer release, or of another program, is left alone.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises StateNotKept."""
         self._path = path
         self._database: sqlite3.Connection | None = None
+        self.begun = 0
         self._attempt(lambda database: None)
 
     def read(self, name: str) -> bytes | None:
@@ -51,9 +53,12 @@ class FileStore:
         try:
             return self._try(work)
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode & 0xFF not in _DAMAGED:
+            if error.sqlite_errorcode == _GONE:
+                self._note_gone()
+            elif error.sqlite_errorcode & 0xFF in _DAMAGED:
+                self._put_aside(error)
+            else:
                 raise self._not_kept(error) from error
-            self._put_aside(error)
         try:
             return self._try(work)
         except sqlite3.DatabaseError as error:
@@ -89,6 +94,7 @@ class FileStore:
                 database.execute(_TABLE)
                 database.execute(f"PRAGMA application_id = {_APPLICATION}")
                 database.execute(f"PRAGMA user_version = {FORMAT}")
+            self.begun += 1
             return
         found = database.execute("PRAGMA user_version").fetchone()[0]
         if found != FORMAT:
@@ -96,6 +102,10 @@ class FileStore:
                 f"{self._path} has format {found} of another release, this one knows {FORMAT}; "
                 "go back to that release, or move the file away"
             )
+
+    def _note_gone(self) -> None:
+        self.close()
+        logger.warning("state file is gone; what is there now is written to", extra={"file": str(self._path)})
 
     def _put_aside(self, error: sqlite3.DatabaseError) -> None:
         self.close()

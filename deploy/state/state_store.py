@@ -16,6 +16,11 @@ class StateStore(Protocol):
     come from one thread at a time; each raises StateNotKept.
     """
 
+    @property
+    def begun(self) -> int:
+        """Counts how often it began empty: what was written before is gone then."""
+        ...
+
     def read(self, name: str) -> bytes | None:
         """None: there is none of that name."""
         ...

@@ -2,7 +2,6 @@
 it.
 """
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -29,7 +28,8 @@ class _Envelope(msgspec.Struct):
 
 class WriteBehind:
     """Keeps the newest document of each name, in a store that it opens itself. While the store cannot be used, that is
-    logged once, what is newest waits in memory, and the store is tried again every few seconds.
+    logged once, what is newest waits in memory, and the store is tried again every few seconds. A store that begins
+    anew meanwhile, as when somebody deletes its file, gets all of them again.
     """
 
     def __init__(self, open_store: Callable[[], StateStore], *, retry_s: float = _RETRY_S) -> None:
@@ -39,7 +39,8 @@ class WriteBehind:
         self._store: StateStore | None = None
         self._reason: str | None = None
         self._waiting: dict[str, bytes] = {}
-        self._written: dict[str, bytes] = {}  # digests
+        self._in_store: dict[str, bytes] = {}
+        self._begun = 0
         self._news = threading.Condition()
         self._in_use = threading.Lock()
         self._is_closed = False
@@ -61,7 +62,10 @@ class WriteBehind:
         try:
             envelope = msgspec.json.decode(raw, type=_Envelope)
             if envelope.format == format:
-                return msgspec.json.decode(envelope.body, type=kind)
+                found = msgspec.json.decode(envelope.body, type=kind)
+                with self._in_use:
+                    self._in_store.setdefault(name, raw)
+                return found
             reason = f"it has format {envelope.format} of another release, this one knows {format}"
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = f"it cannot be read: {error}"
@@ -104,11 +108,14 @@ class WriteBehind:
             with self._in_use:
                 store = self._opened()
                 for name, document in list(documents.items()):
-                    digest = hashlib.blake2b(document).digest()
-                    if self._written.get(name) != digest:
+                    if self._in_store.get(name) != document:
                         store.write(name, document)
-                        self._written[name] = digest
+                        self._in_store[name] = document
                     del documents[name]
+                if store.begun != self._begun:
+                    for name, document in self._in_store.items():
+                        store.write(name, document)
+                    self._begun = store.begun
         except StateNotKept as error:
             self._note_failure(error.reason)
             return False
@@ -120,6 +127,7 @@ class WriteBehind:
     def _opened(self) -> StateStore:
         if self._store is None:
             self._store = self._open_store()
+            self._begun = self._store.begun
         return self._store
 
     def _note_failure(self, reason: str) -> None:

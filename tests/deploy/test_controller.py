@@ -240,6 +240,25 @@ async def test_controller__store_that_cannot_be_used__serves_all_the_same(tmp_pa
     assert [a.model for a in lease.models] == ["m0"]
 
 
+async def test_reconfigure__another_folder_for_the_state__has_the_events_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "_KEEP_EVERY_S", 0.01)
+    one, other = (user_config(state={"folder": str(tmp_path / name)}) for name in ("one", "other"))
+    controller, told = Controller(token="t", planner_for=in_place), list[tuple[FleetEvent, ...]]()
+    for config in (one, other):
+        await controller.reconfigure(config)
+        told.append(msgspec.json.decode(await controller.events(60.0), type=tuple[FleetEvent, ...]))
+        await asyncio.sleep(0.1)
+    await asyncio.to_thread(controller._state.close)
+
+    successor = Controller(token="t", planner_for=in_place)
+    await successor.reconfigure(other)
+    found = msgspec.json.decode(await successor.events(60.0), type=tuple[FleetEvent, ...])
+    assert [e.kind for e in told[0]] == [EventKind.CONTROLLER_STARTED]
+    assert found[:1] == told[0]
+
+
 async def test_controller__user_without_a_home__serves_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

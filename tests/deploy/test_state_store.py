@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import threading
@@ -31,6 +32,7 @@ class StoreOfMemory:
         self.documents: dict[str, bytes] = {}
         self.reason: str | None = None
         self.writes = 0
+        self.begun = 0
 
     def read(self, name: str) -> bytes | None:
         self._check()
@@ -179,6 +181,59 @@ def test_file__in_a_folder_that_cannot_be_made__is_refused_with_the_remedy(tmp_p
 
     with pytest.raises(StateNotKept, match=r"set state\.folder"):
         FileStore(tmp_path / "file" / "s.sqlite3")
+
+
+@pytest.mark.parametrize("loss", ["file", "folder", "another in its place"])
+def test_file__deleted_while_it_is_open__is_begun_anew_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str
+) -> None:
+    file = tmp_path / "state" / "s.sqlite3"
+    store = FileStore(file)
+    store.write("a", b"1")
+    if loss == "folder":
+        shutil.rmtree(file.parent)
+    elif loss == "file":
+        file.unlink()
+    else:
+        FileStore(tmp_path / "other.sqlite3").close()
+        (tmp_path / "other.sqlite3").replace(file)
+    begun = store.begun
+
+    store.write("b", b"2")
+
+    assert store.begun == begun + (loss != "another in its place")
+    assert [r.message for r in caplog.records] == ["state file is gone; what is there now is written to"]
+    store.close()
+    again = FileStore(file)
+    assert (again.read("a"), again.read("b")) == (None, b"2")
+
+
+def test_write_behind__file_deleted_while_it_is_open__has_everything_again_with_the_next_write(tmp_path: Path) -> None:
+    """Also what a control loop before wrote, and this one has only read."""
+    file = tmp_path / "s.sqlite3"
+    first = WriteBehind(lambda: FileStore(file))
+    first.keep("of the one before", Note(text="0"), format=1)
+    first.close()
+    second = WriteBehind(lambda: FileStore(file))
+    assert second.load("of the one before", Note, format=1) is not None
+    second.keep("once", Note(text="1"), format=1)
+    until(lambda: is_there(file, "once"))
+    file.unlink()
+
+    second.keep("again", Note(text="2"), format=1)
+    second.close()
+
+    third = WriteBehind(lambda: FileStore(file))
+    found = [third.load(name, Note, format=1) for name in ("of the one before", "once", "again")]
+    third.close()
+    assert found == [Note(text="0"), Note(text="1"), Note(text="2")]
+
+
+def is_there(file: Path, name: str) -> bool:
+    store = FileStore(file)
+    found = store.read(name)
+    store.close()
+    return found is not None
 
 
 def test_write_behind__documents__are_read_back_by_the_next_one(memory: StoreOfMemory) -> None:
