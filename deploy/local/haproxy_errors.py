@@ -26,6 +26,13 @@ _ANSWERS: Mapping[int, tuple[str, str, str, str]] = {
 }
 # HAProxy knows no path until it is told of the gateways, which are mounted at the root: clients do not try a 404 again.
 _NO_APPLICATION = re.compile(r"(?<=^backend default_backend\n)(\s*)http-request return status 404 .*\n", re.MULTILINE)
+# Of Serve's proxy, which HAProxy asks where there is no gateway left: it says that there is no such path. What gateways
+# say through it is JSON.
+_FALLBACK = re.compile(r"^([ \t]*)server SERVE_PROXY_ACTOR", re.MULTILINE)
+_NO_GATEWAY_LEFT = (
+    "http-response deny deny_status 503 if { status 404 } { srv_name -m beg SERVE_PROXY_ACTOR } "
+    "!{ res.hdr(content-type) -m beg application/json }"
+)
 
 
 def with_error_answers(text: str, folder: Path) -> str:
@@ -46,4 +53,6 @@ def with_error_answers(text: str, folder: Path) -> str:
         files.append(f"    errorfile {status} {file}\n")
     without = re.sub(rf"^\s*errorfile (?:{'|'.join(map(str, _ANSWERS))}) .*\n", "", text, flags=re.MULTILINE)
     without = re.sub(_NO_APPLICATION, r"\g<1>http-request deny deny_status 503\n", without)
+    if _NO_GATEWAY_LEFT not in without:
+        without = re.sub(_FALLBACK, rf"\g<1>{_NO_GATEWAY_LEFT}\n\g<0>", without)
     return re.sub(r"^defaults\b.*\n", lambda found: found[0] + "".join(files), without, flags=re.MULTILINE)

@@ -147,6 +147,37 @@ async def test_haproxy__has_not_heard_of_gateways__says_to_ask_again_and_not_tha
 
 
 @NEEDS_HAPROXY
+@pytest.mark.parametrize(
+    ("server", "content_type", "status"),
+    [
+        ("SERVE_PROXY_ACTOR-fallback-1f", "text/plain; charset=utf-8", 503),
+        ("SERVE_PROXY_ACTOR-fallback-1f", "application/json", 404),  # a gateway's, that there is no such model
+        ("SERVE_REPLICA_gateway", "text/plain; charset=utf-8", 404),
+    ],
+)
+async def test_haproxy__fleet_stops_and_serves_proxy_knows_no_gateway__says_to_ask_again_and_not_that_the_path_is_wrong(
+    tmp_path: Path, server: str, content_type: str, status: int
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = ("HTTP/1.1 404 Not Found", f"content-type: {content_type}", "content-length: 2")
+        writer.write("\r\n".join((*head, "", "{}")).encode())
+
+    behind = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    (port,) = free_ports(1)
+    serves = SERVES_DEAD_GATEWAY.format(folder=tmp_path, port=port, gateway=behind.sockets[0].getsockname()[1])
+    settings = with_error_answers(serves.replace("SERVE_REPLICA_gateway", server), tmp_path)
+    async with running_haproxy(settings, port, tmp_path) as client:
+        answer = await client.post("/v1/completions", json={})
+    behind.close()
+
+    assert answer.status_code == status
+    if status == 503:
+        assert answer.json()["error"]["code"] == "no_capacity"
+        assert answer.headers["x-should-retry"] == "true"
+
+
+@NEEDS_HAPROXY
 async def test_haproxy__headers_longer_than_the_gateway_takes__come_to_the_gateway(tmp_path: Path) -> None:
     came = asyncio.get_running_loop().create_future()
 
@@ -185,6 +216,14 @@ def test_settings__error_answers__stand_in_place_of_serves(tmp_path: Path) -> No
     answers = [line.split() for line in found.splitlines() if "errorfile" in line]
     assert [status for _, status, _ in answers] == ["408", "502", "503", "504"]
     assert all(Path(file).is_relative_to(tmp_path) for _, _, file in answers)
+    assert with_error_answers(found, tmp_path) == found
+
+
+def test_settings__serves_proxy_behind_the_gateways__is_asked_once_for_what_it_says(tmp_path: Path) -> None:
+    serves = SERVES_DEAD_GATEWAY.format(folder="/serve", port=1, gateway=2)
+    found = with_error_answers(f"{serves}    server SERVE_PROXY_ACTOR-fallback-1f 127.0.0.1:3 check backup\n", tmp_path)
+
+    assert found.count("http-response deny") == 1
     assert with_error_answers(found, tmp_path) == found
 
 
