@@ -1,6 +1,7 @@
 """The command line."""
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Ends the process: 0 on success, 1 when the work failed, 2 when the input is not usable, 130 on Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names, bars and arrows, in a terminal of ASCII or Latin-1, too
+            stream.reconfigure(errors="replace")
     try:
         try:
             build_app()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="muxfleet")

@@ -1,3 +1,4 @@
+import io
 import json
 import socket
 from collections.abc import Callable, Sequence
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli import main
 from deploy.fleet_file.settings import read_fleet_file
 
 SHARED = Path(__file__).parents[2].parent / "shared"
@@ -95,6 +97,21 @@ def test_demo__write__folder_looks_like_markup__is_shown_as_it_is(run: Run, tmp_
     folder = tmp_path / "[a]:cat:"
 
     assert f"wrote {folder / 'demo.yaml'}\n" in run("demo", "--write", folder)[1]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output__terminal_cannot_show_a_character__stands_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """As in a terminal of another encoding than UTF-8, or with PYTHONIOENCODING."""
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding=encoding))
+
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--write", str(tmp_path / "\u6a21")])
+
+    assert ended.value.code == 0
+    assert f"wrote {tmp_path}/?/demo.yaml" in shown.getvalue().decode(encoding)
 
 
 def test_demo__write__no_place_to_go__is_one_line_and_code_2(run: Run) -> None:
