@@ -21,6 +21,7 @@ _DECISIONS_TIMEOUT_S = 20.0
 _PATH = "/fleet"
 _KNOWN_PATH = "/fleet/known"
 _WHAT = f"{_PATH} is not a fleet"
+_NO_GATEWAY = "no gateway is there: one of a fleet that starts will be, when `muxfleet up` says that it serves"
 
 
 class _Refusal(msgspec.Struct):
@@ -102,8 +103,10 @@ def check_answer(url: str, path: str, response: httpx.Response) -> None:
     refusal = _refusal(response)
     if refusal is not None and refusal.code == "control_loop_silent":
         raise ControlLoopUnreachable(address=url, reason=refusal.message)
-    reason = f"{path} answers {response.status_code}" if refusal is None else refusal.message
-    raise FleetUnreachable(address=url, reason=reason)
+    if refusal is not None:
+        raise FleetUnreachable(address=url, reason=refusal.message)
+    remedy = f": {_NO_GATEWAY}" if response.status_code == 404 else ""
+    raise FleetUnreachable(address=url, reason=f"{path} answers {response.status_code}{remedy}")
 
 
 def decoded(url: str, content: bytes, kind: Any, what: str) -> Any:  # noqa: ANN401  msgspec decodes unions too, which type[T] is not

@@ -58,7 +58,7 @@ def take_applied(folder: Path) -> str | None:
     """
     file = _applied(folder, this_boot(), os.getpid(), process_started_s())
     try:
-        kept = file.read_text()
+        kept = file.read_text(encoding="utf-8")
     except OSError:  # nothing was kept; whether the folder is any use is for others to say
         return None
     _remove(file)

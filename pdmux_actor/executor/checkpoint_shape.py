@@ -13,7 +13,7 @@ def read_shape(model: str, source: str, dtype: str | None, weights: str | None =
     """Reads a local folder's config.json, or a GGUF file. Raises ModelLoadError."""
     path = (layout_folder(model, Path(source)) if is_gguf(source) else Path(source)) / "config.json"
     try:
-        return ModelSpec.from_config(json.loads(path.read_text()), None if dtype == AUTO_DTYPE else dtype, weights)
+        return ModelSpec.from_config(json.loads(path.read_bytes()), None if dtype == AUTO_DTYPE else dtype, weights)
     except FileNotFoundError:
         remedy = "set source to a local folder in Hugging Face layout"
         raise ModelLoadError(model=model, reason=f"{path} does not exist", remedy=remedy) from None

@@ -119,7 +119,7 @@ def test_explain__running_fleet__says_where_a_model_sits_and_what_else_there_was
     ("status", "body", "reason"),
     [
         (503, '{"error": {"message": "The control loop does not answer now"}}', "control loop does not answer now"),
-        (404, "<html>", "/fleet answers 404"),
+        (404, "Path '/fleet' not found.", "/fleet answers 404: no gateway is there: one of a fleet that starts"),
         (200, "[]", "/fleet is not a fleet of this version"),
     ],
 )
