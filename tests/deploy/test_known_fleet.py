@@ -1,6 +1,7 @@
 """`muxfleet status` of a fleet whose gateways serve while its control loop is away."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_status__control_loop_away__tells_what_a_gateway_knows_and_how_old_that_
     out, err = capsys.readouterr()
     assert err == ""
     assert f"no control loop answers for the fleet at {url}: " in out
-    assert "what a gateway was told of the fleet 0 s ago" in out
+    assert re.search(r"what a gateway was told of the fleet \d+ s ago", out)
     assert "no fleet answers" not in out
     assert "let me in" not in (tmp_path / "s.json").read_text()
     told = json.loads((tmp_path / "s.json").read_text())
