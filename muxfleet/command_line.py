@@ -5,9 +5,10 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from muxfleet.lean_serve import leave_pandas_out
-from muxfleet.own_packages import claim
+from muxfleet.own_packages import claim, packages_folder
 
 _INTERRUPTED = 130
 
@@ -24,6 +25,10 @@ def main() -> None:
         run()
     except KeyboardInterrupt:  # while all that was imported
         sys.exit(_INTERRUPTED)
+    except ImportError as error:
+        if error.path is None or any(Path(error.path).is_relative_to(own) for own in (sys.prefix, packages_folder())):
+            raise
+        sys.exit(f"muxfleet: {error}: muxfleet was not installed with that package; is it on PYTHONPATH?")
     except SystemExit as ended:
         if "ray" in sys.modules and isinstance(ended.code, int | None):
             _leave(ended.code or 0)

@@ -76,6 +76,24 @@ def test_installed__beside_anothers_traces__runs(site: Path, tmp_path: Path, arg
     assert answer in python("-c", program, cwd=tmp_path, site=site)
 
 
+def test_command__an_old_package_of_the_user_comes_first__says_which_in_one_line(tmp_path: Path) -> None:
+    write_impostors(tmp_path, ["pydantic"], "VERSION = '1.10.2'\n")
+    run = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[1:] = ['status']; from muxfleet.command_line import main; main()"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert run.returncode == 1
+    assert run.stderr.startswith("muxfleet: cannot import name ")
+    assert run.stderr.endswith(
+        f"({tmp_path}/pydantic.py): muxfleet was not installed with that package; is it on PYTHONPATH?\n"
+    )
+
+
 def test_installed__beside_anothers_traces__each_is_found_by_its_own(site: Path, tmp_path: Path) -> None:
     theirs = "import traces; print(traces.origin)"
     ours = "from muxfleet.own_packages import claim; claim(); import traces.readers.entry as e; print(e.__file__)"
