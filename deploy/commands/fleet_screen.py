@@ -3,6 +3,7 @@
 import importlib
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,13 @@ from deploy.local.running_fleets import (
     this_boot,
     this_machine,
 )
-from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
+from deploy.local.start_checks import (
+    check_cluster_answers,
+    check_docstrings,
+    check_gpus,
+    check_notes_folder,
+    check_weights,
+)
 from deploy.local.supervisor import Supervisor, supervised
 from deploy.serve.render import logical_cpus, without_node_labels
 
@@ -54,6 +61,7 @@ def fleet_on_screen(
     if address is not None:
         check_cluster_answers(address)
     else:  # a cluster that is already there has its own environment, which this process was given
+        check_docstrings(sys.flags.optimize)
         check_notes_folder(running_fleets_folder())
         tell_of_namesakes(fleet, console)
         check_weights(fleet)

@@ -3,6 +3,8 @@
 import atexit
 import logging
 import math
+import os
+import resource
 import shutil
 import signal
 import sys
@@ -26,6 +28,7 @@ from deploy.local.terminable import terminable
 
 _SESSIONS = Path("/tmp")
 _SESSION_BYTES = 16 * 1024**2  # what logs take in the first minutes; with less nothing starts, and nothing says so
+_THREADS = 500  # of a fleet of one unit and two gateways, and of Ray
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE_S = 0.25
 # Logical CPUs beyond what the fleet file asks for: nodes that are applied later must find room on this one machine.
@@ -149,13 +152,22 @@ def _interrupted_by_its_handler() -> Iterator[None]:
 
 @contextmanager
 def _start_errors() -> Iterator[None]:
-    """Ray raises built-in exceptions for what is wrong with the machine or the address."""
+    """Ray raises built-in exceptions for what is wrong with the machine or the address, and `Exception` itself for what
+    it started and does not hear of.
+    """
     try:
         yield
-    except _RAY_RAISES as error:
-        raise FleetStartError(
-            reason=f"Ray does not start: {_in_one_line(error)}", remedy="run again with -v for the logs"
-        ) from error
+    except Exception as error:
+        raise FleetStartError(reason=f"Ray does not start: {_in_one_line(error)}", remedy=_remedy()) from error
+
+
+def _remedy() -> str:
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.getuid() and most != resource.RLIM_INFINITY and most < _THREADS:
+        return (
+            f"this user may have {most} processes and threads (`ulimit -u`), a small fleet has {_THREADS}: allow more"
+        )
+    return "run again with -v for the logs"
 
 
 def _in_one_line(error: Exception) -> str:

@@ -28,6 +28,15 @@ def check_notes_folder(folder: Path) -> None:
         ) from error
 
 
+def check_docstrings(optimize: int) -> None:
+    """`optimize` is Python's level, which what is started here has, too."""
+    if optimize > 1:
+        raise FleetStartError(
+            reason="Python leaves docstrings out (PYTHONOPTIMIZE=2 or -OO), and Ray's agents do not start without",
+            remedy="unset PYTHONOPTIMIZE",
+        )
+
+
 def check_weights(fleet: FleetFile) -> None:
     """Checks the weights of folders where every pool loads them with muxfleet's own engine: others may read other
     formats, or none.

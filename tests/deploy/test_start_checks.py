@@ -9,7 +9,15 @@ from full_disk import full_disk
 from deploy.cli import main
 from deploy.errors import ClusterUnreachable, FleetStartError, SourceNotFound
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
-from deploy.local.start_checks import check_cluster_answers, check_gpus, check_notes_folder, check_weights
+from deploy.local.local_ray import local_ray
+from deploy.local.start_checks import (
+    check_cluster_answers,
+    check_docstrings,
+    check_gpus,
+    check_notes_folder,
+    check_weights,
+)
+from deploy.local.supervisor import Supervisor
 
 
 def fleet_of(text: str, base: Path = Path("/")) -> FleetFile:
@@ -31,6 +39,33 @@ def test_gpus__none_here__say_which_pool_wants_how_many() -> None:
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 def test_gpus__fleet_without__are_not_counted(device: str) -> None:
     check_gpus(fleet_of(f"{{models: [{{id: a, source: a}}], pools: [{{device: {device}}}]}}"), never_asked)
+
+
+def test_docstrings__python_leaves_them_out__is_said_before_ray_is_started_in_vain() -> None:
+    with pytest.raises(FleetStartError, match="unset PYTHONOPTIMIZE"):
+        check_docstrings(2)
+    check_docstrings(1)
+
+
+@pytest.mark.parametrize(
+    ("most_processes", "remedy"), [(60, "this user may have 60 processes and threads"), (-1, "run again with -v")]
+)
+def test_local_ray__ray_gives_up_without_an_error_of_its_own__is_one_line_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_processes: int, remedy: str
+) -> None:
+    def time_out(**_: object) -> None:
+        raise Exception("The current node timed out\nduring startup.")
+
+    monkeypatch.setattr("deploy.local.local_ray._SESSIONS", tmp_path)
+    monkeypatch.setattr("deploy.local.local_ray.replace_environment", lambda variables: None)
+    monkeypatch.setattr("ray.init", time_out)
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setattr("resource.getrlimit", lambda what: (most_processes, -1))
+    starting = local_ray(num_cpus=1, is_verbose=False, supervisor=Supervisor(stop_s=1.0, tell=print))
+
+    with pytest.raises(FleetStartError, match=f"not start: The current node timed out during startup.; {remedy}"):
+        starting.__enter__()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("place", ["/proc/muxfleet/fleets", "/dev/null/fleets"])
