@@ -48,6 +48,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
     folder = _session_folder()
     session = folder / "ray"
     replace_environment(haproxy_files(session))  # those of a fleet that this process had before are gone
+    is_up = False
     try:
         # Ray puts the folder that this runs in first on the workers' path: not the user's, which may hold a `queue.py`.
         with _start_errors(), _interrupted_by_its_handler(), chdir(session), _deaf_to_hangups():
@@ -60,6 +61,7 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
                 logging_level=_level(is_verbose),
                 _temp_dir=str(session),
             )
+        is_up = True
         quiet_serve(is_verbose)
         supervisor.watch(folder)
         yield session / "session_latest" / "logs"
@@ -72,6 +74,8 @@ def local_ray(*, num_cpus: float, is_verbose: bool, supervisor: Supervisor) -> I
             atexit.unregister(ray.shutdown)
         else:
             ray.shutdown()
+            if not is_up:  # of one that was interrupted as it started, Ray leaves agents
+                supervisor.kill_cluster()
         if not (is_verbose and _is_failing()):  # who asked for logs may want to read them
             _remove(folder)
 

@@ -61,11 +61,14 @@ def test_local_ray__ray_gives_up_without_an_error_of_its_own__is_one_line_with_a
     monkeypatch.setattr("ray.init", time_out)
     monkeypatch.setattr("os.getuid", lambda: 1000)
     monkeypatch.setattr("resource.getrlimit", lambda what: (most_processes, -1))
-    starting = local_ray(num_cpus=1, is_verbose=False, supervisor=Supervisor(stop_s=1.0, tell=print))
+    supervisor, killed = Supervisor(stop_s=1.0, tell=print), list[str]()
+    monkeypatch.setattr(supervisor, "kill_cluster", lambda: killed.append("all"))
+    starting = local_ray(num_cpus=1, is_verbose=False, supervisor=supervisor)
 
     with pytest.raises(FleetStartError, match=f"not start: The current node timed out during startup.; {remedy}"):
         starting.__enter__()
     assert not list(tmp_path.iterdir())
+    assert killed == ["all"], "processes that Ray had started stay"
 
 
 @pytest.mark.parametrize("place", ["/proc/muxfleet/fleets", "/dev/null/fleets"])
