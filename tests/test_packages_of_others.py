@@ -96,7 +96,7 @@ def test_command__an_old_package_of_the_user_comes_first__says_which_in_one_line
 
 def test_installed__beside_anothers_traces__each_is_found_by_its_own(site: Path, tmp_path: Path) -> None:
     theirs = "import traces; print(traces.origin)"
-    ours = "from muxfleet.own_packages import claim; claim(); import traces.readers.entry as e; print(e.__file__)"
+    ours = "from muxfleet.own_packages import claim; claim(); import traces.readers.registry as e; print(e.__file__)"
 
     assert python("-c", theirs, cwd=tmp_path, site=site) == "PyPI\n"
     assert python("-c", ours, cwd=tmp_path, site=site).startswith(str(site / "muxfleet" / "traces"))

@@ -20,7 +20,7 @@ from profiler.devices import DEVICES
 from profiler.families.registry import FAMILIES
 from scripts.chart.register_tables import documents
 from scripts.chart.values_schema import values_schema
-from traces.readers.entry import FILES, READERS
+from traces.readers.registry import FILES, READERS
 from traces.register import Named, Register
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ from fleets.virtual_fleet import Coming
 
 from deploy.simulation.trace_prompts import simulated_prompt
 from pdmux_actor.messages import Slo
-from traces.readers.entry import iter_trace
+from traces.readers.registry import iter_trace
 from traces.record import TraceRecord
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from deploy.simulation.streams import RequestStream
-from traces.readers.entry import read_trace
+from traces.readers.registry import read_trace
 from traces.record import TraceRecord
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"

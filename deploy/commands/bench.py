@@ -16,7 +16,7 @@ from deploy.inspection.served_models import ServedModel, served_models
 from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
 from deploy.reports.percents import PERCENTS
 from traces.outcome import RequestOutcome, write_outcomes_parquet
-from traces.readers.entry import FILES, read_trace
+from traces.readers.registry import FILES, read_trace
 from traces.report import distributions, summarize
 from traces.timeliness import SloTarget
 from traces.trace import Trace

@@ -40,7 +40,7 @@ from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from deploy.simulation.workers import Tell, Workers
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from router.limits import GatewayLimits
-from traces.readers.entry import FILES
+from traces.readers.registry import FILES
 
 if TYPE_CHECKING:
     from deploy.simulation.plots import FleetPlots

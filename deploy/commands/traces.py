@@ -11,7 +11,7 @@ from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verb import Verb
-from traces.readers.entry import FILES, read_trace
+from traces.readers.registry import FILES, read_trace
 from traces.stats import LengthStats, TraceStats, describe, describe_models
 
 _LEAST_SPAN_S, _LEAST_REQUESTS = 10.0, 10

@@ -38,7 +38,7 @@ def season_of(forecast: ForecastSection, models: Sequence[ModelSection], field: 
         return Season(season_s=forecast.season_s)
     known = {m.id for m in models}
     arrivals_s: defaultdict[str, list[float]] = defaultdict(list)
-    from traces.readers.entry import iter_trace  # brings pyarrow, which a fleet without traces does without
+    from traces.readers.registry import iter_trace  # brings pyarrow, which a fleet without traces does without
 
     try:
         for record in iter_trace(forecast.trace):
@@ -57,7 +57,7 @@ def check_trace(forecast: ForecastSection, field: str) -> None:
     """Looks whether there is a trace of a known format, without reading it. Raises FleetFileError."""
     if forecast.trace is None:
         return
-    from traces.readers.entry import recognise
+    from traces.readers.registry import recognise
 
     try:
         recognise(Path(forecast.trace))

@@ -11,7 +11,7 @@ from deploy.local.demo_weights import DemoWeights
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 from traces.lengths import PROFILES
 from traces.machine_fit import MachineLimits, Scale, scale_to
-from traces.readers.entry import read_trace
+from traces.readers.registry import read_trace
 from traces.record import TraceRecord
 from traces.synthetic import power_law_popularity, synthesize
 from traces.trace import Trace

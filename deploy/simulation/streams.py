@@ -11,7 +11,7 @@ import numpy as np
 
 from placement.demand import ModelDemand
 from traces.errors import BadParameter
-from traces.readers.entry import recognise
+from traces.readers.registry import recognise
 from traces.record import TraceRecord
 
 _DRAWS = 4096  # random numbers drawn at a time

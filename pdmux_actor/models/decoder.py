@@ -1,4 +1,5 @@
-"""One dense decoder for Llama, Mistral, Qwen2 and Qwen3, over a packed batch of tokens.
+"""One decoder for all native families (profiler/families), over a packed batch of tokens: what sets them apart is
+their DecoderTraits.
 
 It knows nothing of sequences, caches or sampling: attention is a callable that the executor provides.
 """

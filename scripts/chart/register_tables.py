@@ -10,7 +10,7 @@ from placement.solvers.registry import SOLVERS
 from profiler.architectures import all_families
 from profiler.devices import DEVICES
 from profiler.families.entry import ModelFamily
-from traces.readers.entry import READERS
+from traces.readers.registry import READERS
 
 _FAMILY_COLUMNS = (
     "architecture",

@@ -11,7 +11,7 @@ import pytest
 from deploy.simulation import streams
 from deploy.simulation.streams import trace_stream
 from traces.errors import BadParameter, BadTraceFile
-from traces.readers.entry import recognise
+from traces.readers.registry import recognise
 
 WEIGHTS = {"a": 1.0, "b": 3.0}
 

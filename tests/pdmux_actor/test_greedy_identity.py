@@ -33,7 +33,7 @@ VARIANTS: Mapping[str, CheckpointShape] = {
         f"{family.model_type}{'-bias' if bias else ''}": CheckpointShape(
             model_type=family.model_type,
             attention_bias=bias,
-            sliding_window=40 if family.model_type == "gpt_oss" else None,  # transformers' generate needs one there
+            sliding_window=40 if family.slides else None,  # transformers' generate needs one there
             **TINY,
         )
         for family in FAMILIES.values()

@@ -11,7 +11,7 @@ from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.kv.prefix_cache import HashedPieces, PrefixCache, PrefixMatch, extend_hashes
 from pdmux_actor.scheduling.events import Arrival
-from traces.readers.entry import read_trace
+from traces.readers.registry import read_trace
 
 CACHING = replace(PLAIN, prefix_cache=True)
 MOONCAKE = Path(__file__).parents[3] / "shared/traces/mooncake_conversation.parquet"

@@ -92,7 +92,7 @@ def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
 @pytest.mark.parametrize("family", [f for f in SERVED if f.traits is not None], ids=lambda family: family.model_type)
 def test_native_architecture__both_ways__same_tokens(rig: CpuRig, tmp_path: Path, family: ModelFamily) -> None:
     # A window limits the length of native models, but for those whose layers differ in it.
-    changes = {} if family.model_type == "gpt_oss" else {"sliding_window": None}
+    changes = {} if family.slides else {"sliding_window": None}
     write_tiny_checkpoint(tmp_path, family.model_type, **changes)
     native = CpuRig(pool_mib=16, block_bytes=2048)
     said = []

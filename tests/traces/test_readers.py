@@ -7,7 +7,7 @@ from trace_files import mooncake_row, write_azure, write_mooncake, write_parquet
 
 from traces.errors import BadParameter, BadTraceFile, TraceUnreadable
 from traces.readers import parquet
-from traces.readers.entry import iter_trace, read_trace
+from traces.readers.registry import iter_trace, read_trace
 from traces.record import TraceRecord
 from traces.trace import Trace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from traces.errors import BadParameter
-from traces.readers.entry import iter_trace, read_trace
+from traces.readers.registry import iter_trace, read_trace
 from traces.record import TraceRecord
 from traces.stats import describe, describe_models, prefix_hit_ratio
 from traces.trace import Trace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from traces.errors import BadTraceFile
 from traces.readers.fields import Cell
-from traces.readers.trace_reader import TraceFacts, TraceReader, head_text
+from traces.readers.entry import TraceFacts, TraceReader, head_text
 from traces.record import TraceRecord
 
 BLOCK_TOKENS = 512

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from traces.errors import BadTraceFile, TraceUnreadable
 from traces.readers.fields import Cell
 from traces.readers.plain_rows import is_plain, plain_records
-from traces.readers.trace_reader import TraceFacts, TraceReader
+from traces.readers.entry import TraceFacts, TraceReader
 from traces.record import TraceRecord
 
 MAGIC = b"PAR1"

@@ -1,0 +1,26 @@
+"""Reads how many tokens each layer sees, of models in which some layers have a sliding window."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from profiler.config_fields import count
+from profiler.errors import UnsupportedModel
+
+
+def layer_windows(config: Mapping[str, Any], *, window: int, kinds: Sequence[str]) -> tuple[int | None, ...]:
+    """As DecoderTraits has them. `window`, and the `kinds` of layers, in turn, are those where config.json is silent.
+
+    >>> layer_windows({"num_hidden_layers": 3}, window=8, kinds=("sliding_attention", "full_attention"))
+    (8, None, 8)
+
+    Raises:
+        UnsupportedModel: `layer_types` are not those of all layers.
+    """
+    num_layers = count(config, "num_hidden_layers")
+    tokens = config.get("sliding_window", window)
+    of_layers = config.get("layer_types") or [kinds[layer % len(kinds)] for layer in range(num_layers)]
+    if len(of_layers) != num_layers:
+        remedy = f"name the kind of each of num_hidden_layers={num_layers} layers"
+        raise UnsupportedModel(field="layer_types", value=str(of_layers), remedy=remedy)
+    slides = (tokens is not None and kind == "sliding_attention" for kind in of_layers)
+    return tuple(int(tokens) if is_sliding else None for is_sliding in slides)
