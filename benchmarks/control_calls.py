@@ -30,7 +30,7 @@ from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT
 from deploy.serve.controller import Controller
 from pdmux_actor.lease import Lease, UnitReport
 from pdmux_actor.serving.control_link import ControlLink
-from router.fleet_news import read_news
+from router.view import read_news
 
 _AT_ONCE = 50
 _GATEWAYS = 8

@@ -23,10 +23,9 @@ from report.machine_facts import machine_facts
 
 from pdmux_actor.lease import Lease, ModelAssignment
 from pdmux_actor.messages import Slo
-from router.fleet_news import read_news, write_news
 from router.http.app import create_app
 from router.serving.gateway import Gateway
-from router.view import FleetNews, FleetView, ModelCard, UnitView
+from router.view import FleetNews, FleetView, ModelCard, UnitView, read_news, write_news
 
 _TICK_S = 0.001
 _MODELS_PER_UNIT = 2

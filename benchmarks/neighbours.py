@@ -24,9 +24,9 @@ from deploy.planning.fleet_planning import plan_fleet
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.fleet_outcome import FleetOutcome
-from deploy.simulation.interfering_executor import Interference
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
+from deploy.simulation.virtual_world import Interference
 from router.limits import GatewayLimits
 from traces.outcome import RequestOutcome
 from traces.record import TraceRecord

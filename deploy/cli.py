@@ -5,11 +5,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from deploy.commands.verbs import Verbs
-from deploy.commands.version import options
 from deploy.errors import DeployError
 from pdmux_actor.errors import EngineError
 from placement.errors import PlacementError
@@ -59,3 +60,17 @@ def _fail(reason: object, exit_code: int) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"muxfleet {version('muxfleet')}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Many LLMs on few GPUs behind one OpenAI-compatible endpoint."""

@@ -9,9 +9,10 @@ from typing import Protocol
 
 from profiler.batch_features import Amount, BatchFeatures, batch_features
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share, overlapped_s
-from profiler.measurement import Measurement, measured_shares, solo
+from profiler.measurement import MeasuredBatches, Measurement, measured_shares, solo
 from profiler.share_corrections import ShareCorrections, has_enough, shares_around
 from profiler.specs import ModelSpec
+from profiler.trend import PHASE_FEATURES, Trend
 
 _MIN_FUSED_STEPS = 8
 
@@ -211,3 +212,18 @@ class _Shares:
                 share_s *= self._beyond_s(sms) / self._beyond_s(share)
             seconds += weight * share_s
         return seconds
+
+
+class FittedLatency(MeasuredLatency):
+    """Non-negative least squares per model, partition and phase. A few hundred bytes, plausible at any size."""
+
+    @classmethod
+    def fit(cls, measurements: Mapping[ModelSpec, Sequence[Measurement]], *, beyond: LatencyModel) -> "FittedLatency":
+        """Fits the launches that ran alone; partitions: see fit_partitions."""
+        fitted = {spec: fit_partitions(rows, _fit_phase) for spec, rows in measurements.items()}
+        return cls(fitted, beyond=beyond, rows=measurements)
+
+
+def _fit_phase(phase: str, rows: Sequence[Measurement]) -> Trend:
+    measured = MeasuredBatches.of(rows)
+    return Trend.fit(PHASE_FEATURES[phase], measured.batches, measured.seconds)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.architectures import family_of
 from profiler.families.entry import ModelFamily
+from profiler.families.registry import family_of
 from profiler.specs import ModelSpec
 
 NativeDevice = Literal["cpu", "cuda"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.contention import ContentionGuard, GuardCell
-from profiler.fitted import FittedLatency
 from profiler.latency import LatencyModel
+from profiler.measured import FittedLatency
 from profiler.measurement import Measurement
 from profiler.partition_rates import PartitionRate
 from profiler.probe import LaunchShape

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from profiler.architectures import family_of
 from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import ModelFamily
-from profiler.families.registry import FAMILIES
+from profiler.families.registry import FAMILIES, family_of
 from profiler.weight_formats import MXFP4, PLAIN, QUANTISABLE, WEIGHT_FORMATS, format_of
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in

@@ -21,7 +21,6 @@ from router.admission.demand_report import DemandReport
 from router.batches.batch_settings import BatchSettings
 from router.errors import GatewaysSilent
 from router.fleet_follower import FleetFollower
-from router.fleet_news import read_news
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
@@ -33,7 +32,7 @@ from router.telemetry.console_parts import joined_parts
 from router.telemetry.fleet_metrics import OwnMetrics, merged_exposition, newest_view
 from router.telemetry.service_report import write_requests_to_stdout
 from router.telemetry.tracing import otlp_spans
-from router.view import FleetNews
+from router.view import FleetNews, read_news
 from router.what_if import WhatIfChanges
 
 logger = logging.getLogger(__name__)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import Slo
 
@@ -76,3 +78,29 @@ def wake_times(view: FleetView) -> Mapping[str, float]:
             if status.asleep is not None and not unit.report.is_leaving:
                 found[status.model] = min(found.get(status.model, math.inf), status.asleep.wake_s)
     return found
+
+
+_DECODER: msgspec.msgpack.Decoder[FleetNews] = msgspec.msgpack.Decoder(FleetNews)
+
+
+def write_news(news: FleetNews) -> bytes:
+    return msgspec.msgpack.encode(news)
+
+
+def read_news(body: bytes) -> FleetNews:
+    """Raises msgspec.DecodeError."""
+    return _DECODER.decode(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFleet:
+    """`age_s` is how long ago the control loop told it; the ages of units' reports are as of then."""
+
+    age_s: float
+    models: tuple[ModelCard, ...]
+    units: tuple[UnitView, ...]
+
+
+def known_fleet(view: FleetView, age_s: float) -> KnownFleet:
+    """Returns the view without what lets into units."""
+    return KnownFleet(age_s=age_s, models=view.models, units=view.units)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from fleets.virtual_fleet import Coming
 
-from deploy.simulation.trace_prompts import simulated_prompt
+from deploy.simulation.coming_requests import simulated_prompt
 from pdmux_actor.messages import Slo
 from traces.readers.registry import iter_trace
 from traces.record import TraceRecord

@@ -14,7 +14,7 @@ from deploy.environment import api_key as known_api_key
 from deploy.errors import OutputNotWritable
 from deploy.inspection.served_models import ServedModel, served_models
 from deploy.inspection.workload import fit_lengths, fit_models, fit_rate
-from deploy.reports.percents import PERCENTS
+from deploy.reports.figure_texts import PERCENTS
 from traces.outcome import RequestOutcome, write_outcomes_parquet
 from traces.readers.registry import FILES, read_trace
 from traces.report import distributions, summarize

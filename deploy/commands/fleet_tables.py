@@ -7,9 +7,8 @@ from msgspec import to_builtins
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
-from deploy.commands.load_bar import load_bar
 from deploy.commands.measured_pace import pace_in_words
-from deploy.commands.table_cells import NONE, blocks_cell, fitted, lost_cell, milliseconds, share_cell
+from deploy.commands.table_cells import NONE, blocks_cell, fitted, load_bar, lost_cell, milliseconds, share_cell
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures

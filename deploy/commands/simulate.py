@@ -29,7 +29,7 @@ from deploy.errors import OptionNotUsable
 from deploy.fleet_file.folded_adapters import with_adapters_folded
 from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
-from deploy.reports.percents import PERCENTS
+from deploy.reports.figure_texts import PERCENTS
 from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import BASELINES, Deployment, baseline_named, deploy_fleet
 from deploy.simulation.divided_run import run_fleet_divided

@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from deploy.commands.load_bar import load_bar
+from deploy.commands.table_cells import load_bar
 from deploy.control.fleet_status import ModelState
 from deploy.local.engine_memory import engine_memory_bytes
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import Needs
-from deploy.control.share_in_time import HORIZON_S, share_in_time
 from placement.estimation.lifted_models import lifts_a_model
 from placement.estimation.model_floors import starved
 from placement.estimation.plan_estimate import ModelEstimate, UnitEstimate, estimate_shortfall_with
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.plan import Plan
+from placement.scaling.predicted_attainment import started_in_time
 
 _GIB = 2**30
 _READ_BYTES_PER_S = 2e9  # of weights: a fast local disk
@@ -136,3 +136,44 @@ def gain_in_words(now: Appraisal, then: Appraisal) -> str:
     if most is None or gains[most] < 0.01:
         return told
     return f"{told}, {then.served_share[most]:.0%} of {most} served instead of {now.served_share[most]:.0%}"
+
+
+HORIZON_S = 60.0
+_UNCERTAINTY = 0.15  # of a demand that was counted over a minute or two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareInTime:
+    """`now`: of the next minute's requests. `lasting`: if they go on to come so."""
+
+    now: float
+    lasting: float
+
+
+def share_in_time(model: ModelEstimate, units: Sequence[UnitEstimate], ttft_s: float) -> ShareInTime:
+    """`units` have the model. Where they keep up with what comes, late is who waits too long among others
+    (`lost_to_waits`): nine in ten may be in time at a load of which the estimate says that nine in ten are served *with
+    99 % in time*. Where they can serve the share s < 1 only, the queue grows as well: after t seconds requests wait for
+    t * (1/s - 1), so they are in time until that is the target T, which is for T * s / (1 - s).
+    """
+    served = model.served_share
+    if served >= 1.0 or math.isinf(ttft_s) or not model.meets_slo or not units:
+        return ShareInTime(now=served, lasting=served)
+    loads = [(r.rate_per_s, u) for u in units for r in u.replicas if r.model == model.model and r.rate_per_s > 0]
+    queues = [(rate, unit.queue) for rate, unit in loads if unit.queue is not None]
+    asked_per_s = sum(rate for rate, _ in loads)
+    if asked_per_s <= 0 or len(queues) < len(loads):
+        return ShareInTime(now=_until_late(served, ttft_s), lasting=served)
+    busy = sum(rate * queue.busy for rate, queue in queues) / asked_per_s
+    slack_s = sum(rate * queue.slack_s[model.model] for rate, queue in queues) / asked_per_s
+    pulls_per_s = sum(2.0 / queue.work_s for _, queue in queues)
+    started = started_in_time(busy, pulls_per_s, slack_s, len(queues), uncertainty=_UNCERTAINTY)
+    flows = min(sum(rate * min(1.0, unit.lane_headroom) for rate, unit in loads) / asked_per_s, 1.0 / max(1.0, busy))
+    lasting = max(served, min(flows, started))
+    # Where nothing grows the next minute is as those after it: no step down from a share of 1.
+    return ShareInTime(now=lasting if flows >= 1.0 else min(_until_late(flows, ttft_s), started), lasting=lasting)
+
+
+def _until_late(flows: float, ttft_s: float) -> float:
+    """Share of a minute."""
+    return 1.0 if flows >= 1.0 else min(1.0, ttft_s * flows / (1.0 - flows) / HORIZON_S)

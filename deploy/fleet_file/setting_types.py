@@ -1,17 +1,33 @@
 """Defines what single values of a fleet file, or of a key file, may be."""
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deploy.fleet_file.registered_names import is_known, names_schema
 from pdmux_actor.backends.registry import BACKENDS, NAMED
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
 from profiler.devices import DEVICES
 from router.access.api_keys import HASH_SHAPE
+from traces.register import Named, Register
+
+
+def is_known(register: Register[Named]) -> Callable[[str], str]:
+    """Checks a value; the schema and the error both list what the register holds."""
+
+    def known(name: str) -> str:
+        if name not in register:
+            raise PydanticCustomError("unknown_name", "{remedy}", {"remedy": register.remedy(name)})
+        return name
+
+    return known
+
+
+def names_schema(names: Iterable[str]) -> dict[str, Any]:
+    return {"enum": list(names), "type": "string"}
+
 
 _MODEL_ID = r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$"
 _NAME = r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$"

@@ -10,18 +10,22 @@ from pydantic import ByteSize, Field, PositiveFloat, PositiveInt
 from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError, SourceNotFound
-from deploy.fleet_file.adapter_problems import adapter_problems
-from deploy.fleet_file.batch_section import BatchSection
-from deploy.fleet_file.drain_section import DrainSection
-from deploy.fleet_file.fleet_problems import Problem, problems_of, repeated
+from deploy.fleet_file.fleet_problems import (
+    Problem,
+    adapter_problems,
+    opposed_settings,
+    problems_of,
+    repeated,
+    role_problems,
+    sglang_problems,
+    unknown_device,
+    without_weights,
+)
 from deploy.fleet_file.forecast_section import check_trace
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
-from deploy.fleet_file.known_devices import unknown_device, without_weights
 from deploy.fleet_file.model_section import ModelSection
-from deploy.fleet_file.opposed_settings import opposed_settings
-from deploy.fleet_file.role_problems import role_problems
 from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems, with_trace_beside
-from deploy.fleet_file.section import Section
+from deploy.fleet_file.section import BatchSection, DrainSection, Section, StateSection, WatchSection
 from deploy.fleet_file.setting_types import (
     CPU_KV_BYTES,
     BackendName,
@@ -36,10 +40,7 @@ from deploy.fleet_file.setting_types import (
     SolverName,
     WrittenReplan,
 )
-from deploy.fleet_file.sglang_problems import sglang_problems
 from deploy.fleet_file.source_paths import absolute, resolve_source
-from deploy.fleet_file.state_section import StateSection
-from deploy.fleet_file.watch_section import WatchSection
 from deploy.fleet_file.yaml_source import parse_yaml
 from pdmux_actor.backends.entries.entry import BackendEntry
 from pdmux_actor.backends.registry import BACKENDS, NAMED, backend_on

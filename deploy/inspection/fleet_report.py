@@ -13,8 +13,8 @@ from deploy.environment import bearer_headers
 from deploy.errors import ControlLoopUnreachable, FleetUnreachable
 from pdmux_actor.scheduling.decision import LogExcerpt
 from placement.plan_explanation import Explanation
-from router.known_fleet import KnownFleet
 from router.telemetry.fleet_event import FleetEvent
+from router.view import KnownFleet
 
 _TIMEOUT_S = 10.0
 _DECISIONS_TIMEOUT_S = 20.0

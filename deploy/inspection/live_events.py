@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import httpx
 
@@ -12,6 +13,7 @@ from deploy.environment import bearer_headers
 from deploy.errors import ControlLoopUnreachable, FleetUnreachable
 from deploy.inspection.fleet_report import check_answer, decoded, path_of, reaching
 from deploy.inspection.live_fleet import LiveFleet
+from router.access.key_fairness import KeysReport
 
 _PATH = "/fleet/live"
 _TIMEOUT_S = 30.0  # twice as long as a stream is silent
@@ -92,3 +94,11 @@ class FollowedFleet:
                 self._news.put(error)
                 pause_s = _LOST_S
             time.sleep(pause_s)
+
+
+def key_shares(url: str) -> KeysReport | None:
+    """None: the gateways do not tell. Raises FleetUnreachable."""
+    event = next(live_events(url, "keys"), None)
+    if event is None or event.topic != "keys":
+        return None
+    return cast(KeysReport, decoded(url, event.data, KeysReport, "its keys are not"))

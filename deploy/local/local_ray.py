@@ -23,8 +23,8 @@ from deploy.errors import ClusterUnreachable, FleetStartError
 from deploy.local.native_errors import silence_native_errors
 from deploy.local.ray_environment import haproxy_files
 from deploy.local.session_folders import make_session_folder, remove_left_behind
+from deploy.local.stop_signals import terminable
 from deploy.local.supervisor import Supervisor
-from deploy.local.terminable import terminable
 
 _SESSIONS = Path("/tmp")
 _SESSION_BYTES = 16 * 1024**2  # what logs take in the first minutes; with less nothing starts, and nothing says so

@@ -1,6 +1,8 @@
 """Stops a supervised command at signals of people, and at one of its supervisor."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,3 +34,19 @@ class StopSignals:
         if not self._is_stopping:
             self._is_stopping = True
             raise KeyboardInterrupt
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a closed terminal, stop as Ctrl-C does, with everything taken down. A SIGHUP that is
+    ignored, as by nohup, stays so.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    stopping = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in stopping:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in stopping:
+            signal.signal(number, before[number])

@@ -13,3 +13,6 @@ def as_percent(share: object) -> str:
 
 def as_ms(value_s: object) -> str:
     return f"{1000 * value_s:.3g} ms" if isinstance(value_s, int | float) else "-"
+
+
+PERCENTS = (0, 1, 2, 5, *range(10, 91, 5), 92, 94, 95, 96, 97, 98, 99, 99.5, 99.9, 100)

@@ -4,14 +4,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from deploy.fleet_file.batch_section import BatchSection
-from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.scaling_section import NodesSection, ScalingSection
+from deploy.fleet_file.section import BatchSection, DrainSection, StateSection, WatchSection
 from deploy.fleet_file.setting_types import Dtype
 from deploy.fleet_file.settings import PlacementSection
-from deploy.fleet_file.state_section import StateSection
-from deploy.fleet_file.watch_section import WatchSection
 
 CONTROL_APP = "control"
 GATEWAY_APP = "gateway"

@@ -25,16 +25,14 @@ from deploy.planning.profiled_costs import readable_costs
 from deploy.planning.single_plan import plan_once
 from deploy.serve.app_args import ControllerConfig
 from deploy.serve.console_topics import ConsoleTopics
-from deploy.serve.going_nodes import going_nodes, node_host, own_node
 from deploy.serve.kept_state import KeptState, kept_state
-from deploy.serve.leadership import ClusterLeadership, Leadership
 from deploy.serve.lease_server import LeaseServer
 from deploy.serve.lived_clock import LivedClock
 from deploy.serve.model_shapes import ModelShapes
 from deploy.serve.news_copies import NewsCopies
+from deploy.serve.ray_cluster import ClusterLeadership, Leadership, going_nodes, node_host, own_node, stream_token
 from deploy.serve.serve_calls import check_serve_answers
 from deploy.serve.serve_silence import tell_of_silence
-from deploy.serve.stream_token import stream_token
 from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
 from deploy.serve.waiting_gateways import WaitingGateways
@@ -192,7 +190,7 @@ class Controller:
         self, asked: DemandReport, events: tuple[FleetEvent, ...], known: tuple[int, ...] | None, wait_s: float
     ) -> bytes:
         """Answers as `fleet_view`, once there are other news than those of version `known`; after `wait_s` at the
-        latest. `router.fleet_news` reads it.
+        latest. `router.view.read_news` reads it.
         """
         version = await self._until_news(asked, known, wait_s)
         body = self._news.copy_for(known)

@@ -13,7 +13,7 @@ from deploy.control.key_usages import FORMAT as USAGE_FORMAT
 from deploy.control.key_usages import KeptUsage
 from deploy.environment import state_folder
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.state_section import StateSection
+from deploy.fleet_file.section import StateSection
 from deploy.serve.lived_clock import LivedClock
 from deploy.state.cluster_store import ClusterStore
 from deploy.state.file_store import FileStore

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable
 
-from router.fleet_news import write_news
-from router.view import FleetNews
+from router.view import FleetNews, write_news
 
 _MOST_SHARE = 0.1  # of the control loop's time
 

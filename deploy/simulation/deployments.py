@@ -10,24 +10,24 @@ from deploy.errors import FleetFileError, OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet, units_of_fleet
 from deploy.planning.pool_hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
-from deploy.simulation.chunk_budget import tuned_chunk_budget
 from deploy.simulation.control import LoadTimes, MakePlanner, led_by_control_loop
 from deploy.simulation.engine import EngineDesign, OnTokens, PlacedModel
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_modes.registry import FLEET_MODES
 from deploy.simulation.fleet_modes.split import Split, divided, split_named, split_remedy
 from deploy.simulation.fleet_run import BuildUnits
-from deploy.simulation.interfering_executor import Interference
 from deploy.simulation.leased_unit import LeasedUnit, LoadableModel
 from deploy.simulation.units import MuxedUnit, SimulatedUnit, UnitIdentity
 from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
+from deploy.simulation.virtual_world import Interference
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.settings import DECODE_LANES, SchedulerSettings, longest_chunk_tokens_of
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
-from profiler.specs import DeviceSpec
+from profiler.latency import ChunkShape, LatencyModel
+from profiler.specs import DeviceSpec, ModelSpec
 
 UnitDesign = tuple[UnitIdentity, EngineDesign]
 
@@ -301,3 +301,30 @@ def model_info(model: PlacementModel, unit: UnitCapacity) -> ModelInfo:
         eos_token_ids=frozenset(),
         max_model_len=model.max_model_len,
     )
+
+
+_BATCH, _CONTEXT_TOKENS = 32, 1024  # of the decode that the chunk rides on (MuxWise Fig. 6)
+_BUDGETS_TOKENS = (8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128)
+_LEAST_TOKENS = 64
+
+
+def tuned_chunk_budget(
+    latency: LatencyModel,
+    specs: Sequence[ModelSpec],
+    device: DeviceSpec,
+    tbt_s: float,
+    *,
+    host_s: float = 0.0,
+    prompt_tokens: int = 0,
+) -> int:
+    """The largest budget whose fused step meets the target for every model of the unit, or else the least there is.
+
+    `prompt_tokens` is the longest prompt that counts: its last chunk attends to all that came before.
+    """
+    contexts = [_CONTEXT_TOKENS] * _BATCH
+    for budget in _BUDGETS_TOKENS:
+        new_tokens = budget - _BATCH
+        chunk = [ChunkShape(new_tokens, max(0, prompt_tokens - new_tokens))]
+        if all(host_s + latency.mixed_s(spec, chunk, contexts, device.num_sms) <= tbt_s for spec in specs):
+            return budget
+    return _LEAST_TOKENS

@@ -15,7 +15,7 @@ from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.runs import OnProgress, RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.workers import Tell, Workers
-from router.admission.rival_models import rival_models
+from router.admission.rival_queues import rival_models
 
 # Several for each process: small ones go faster, and the last ones even out what the first ones took. But each reads
 # the whole stream.

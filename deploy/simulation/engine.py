@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deploy.simulation.event_queue import EventQueue
-from deploy.simulation.interfering_executor import Interference, InterferingExecutor
 from deploy.simulation.slower_latency import SlowerLatency
+from deploy.simulation.virtual_world import Interference, InterferingExecutor
 from pdmux_actor.engine import EngineLoop, Inbox, build_scheduler
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.model_info import ModelInfo

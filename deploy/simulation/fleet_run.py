@@ -6,7 +6,7 @@ from functools import partial
 from itertools import cycle, pairwise
 
 from deploy.inspection.workload import cut_to_context
-from deploy.simulation.coming_requests import ComingRequests
+from deploy.simulation.coming_requests import ComingRequests, simulated_prompt
 from deploy.simulation.engine import OnTokens
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_outcome import FleetOutcome, PartitionSample
@@ -15,7 +15,6 @@ from deploy.simulation.leased_unit import LeasedUnit
 from deploy.simulation.open_request import OpenRequest, rejected
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
-from deploy.simulation.trace_prompts import simulated_prompt
 from deploy.simulation.units import MuxedUnit, SimulatedUnit
 from deploy.simulation.view_updates import FixedPlan, FleetModel, MakeViewUpdates
 from pdmux_actor.executor.simulated import made_up_output

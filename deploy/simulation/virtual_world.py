@@ -1,6 +1,7 @@
-"""An executor in which units run ahead through what decides itself."""
+"""An executor in which units run ahead through what decides itself, and where models may slow each other down."""
 
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 
 from pdmux_actor.executor.simulated import MADE_UP_TOKENS, ROUNDING_S, SimulatedExecutor, made_up_tokens
 from pdmux_actor.messages import SampledToken
@@ -55,3 +56,19 @@ class StretchExecutor(SimulatedExecutor):
 
     def may_say(self, token_ids: Set[int]) -> bool:
         return any(0 <= token_id < len(MADE_UP_TOKENS) for token_id in token_ids)
+
+
+Interference = Mapping[tuple[str, str], float]
+"""By model and neighbour: how much longer its launches take while one of the neighbour's runs."""
+
+
+class InterferingExecutor(StretchExecutor):
+    interference: Interference = MappingProxyType({})
+
+    def _changed(self) -> None:
+        super()._changed()
+        if self.interference and len(self._lanes) > 1:
+            running = {number: work.launch.model for number, work in self._lanes.items()}
+            for number, work in self._lanes.items():
+                others = (model for other, model in running.items() if other != number)
+                work.rate /= max(self.interference.get((work.launch.model, model), 1.0) for model in others)

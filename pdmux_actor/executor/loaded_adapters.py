@@ -8,12 +8,14 @@ import torch
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.models.adapter_share import share_of
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.lora import AdapterSlots
-from pdmux_actor.models.lora_checkpoint import read_adapter
+from pdmux_actor.models.lora_checkpoint import LoraAdapter, LowRankPair, read_adapter
 from pdmux_actor.models.rank_share import WHOLE, RankShare
+from pdmux_actor.models.tensor_reader import TensorPart
 from pdmux_actor.models.uploads import Upload, copy_in_place, moved
+from profiler.adapter_sites import Site
+from profiler.specs import ModelSpec
 
 
 class _Held(Protocol):
@@ -66,3 +68,30 @@ class LoadedAdapters:
         slots = self._slots.pop(model, None)
         if slots is not None:
             slots.drop(model)
+
+
+_BY_COLUMNS = (*Site.OUTPUT.value, *Site.DOWN.value)
+
+
+def share_of(adapter: LoraAdapter, share: RankShare, whole: ModelSpec) -> LoraAdapter:
+    """`whole` is the base that the ranks divide. Where they divide rows of a projection, each has its columns of B and
+    all of A; where columns, its part of A and all of B: what it adds to its part of the sum.
+    """
+    if share.num_ranks == 1:
+        return adapter
+    of_kv = share.kv_heads(whole)
+
+    def cut(name: str, pair: LowRankPair) -> LowRankPair:
+        if name in _BY_COLUMNS:
+            first, last = _range(pair.a.shape[1], share.columns)
+            return LowRankPair(a=pair.a[:, first:last], b=pair.b)
+        first, last = _range(pair.b.shape[1], of_kv if name in ("k_proj", "v_proj") else share.divided)
+        return LowRankPair(a=pair.a, b=pair.b[:, first:last])
+
+    return LoraAdapter(layers=tuple({name: cut(name, pair) for name, pair in of.items()} for of in adapter.layers))
+
+
+def _range(size: int, part: TensorPart | None) -> tuple[int, int]:
+    if part is None:
+        return 0, size
+    return part.index * size // part.count, (part.index + 1) * size // part.count

@@ -25,8 +25,7 @@ from pdmux_actor.executor.cuda.enqueued_launches import EnqueuedLaunch, Enqueued
 from pdmux_actor.executor.cuda.graph_key import LAYERS, OF_TOKENS
 from pdmux_actor.executor.cuda.lane_arenas import LaneArenas, arena_facts
 from pdmux_actor.executor.cuda.lane_device import LaneDevice
-from pdmux_actor.executor.cuda.lane_rates import partition_rate
-from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.large_kernels import LargeKernels, partition_rate
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.model_loading import ModelLoading

@@ -9,10 +9,9 @@ from pdmux_actor.models.gguf_files.described_config import GGUF
 from pdmux_actor.models.rope import RopeConfig
 from pdmux_actor.models.stored_formats.entry import StoredWeights
 from pdmux_actor.models.stored_formats.registry import stored_weights
-from profiler.architectures import family_of
 from profiler.errors import UnsupportedModel
 from profiler.families.entry import DecoderTraits
-from profiler.families.registry import FAMILIES
+from profiler.families.registry import FAMILIES, family_of
 from profiler.specs import ModelSpec
 
 

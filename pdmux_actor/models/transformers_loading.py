@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ from torch import Tensor, nn
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
-from pdmux_actor.models.faster_modules import make_faster
+from pdmux_actor.models.faster_modules import FixedLayoutLinear, PackedLinear, make_faster
 from pdmux_actor.models.layer_seams import LayerSeams
+from pdmux_actor.models.linear import MakeProjection
 from pdmux_actor.models.memory_shortage import lacked_memory
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.quantised import projection_maker
-from pdmux_actor.models.quantised_layers import check_quantisable, quantise
+from pdmux_actor.models.quantised_weight import QuantisedWeight
 from pdmux_actor.models.shard_files import open_shard, shard_files
+from pdmux_actor.models.stored_formats.entry import StoredWeights
+from pdmux_actor.models.tensor_reader import TensorReader
 from pdmux_actor.models.transformers_attention import (
     MASK_PROBE,
     MODEL_CODE,
@@ -27,9 +31,9 @@ from pdmux_actor.models.transformers_attention import (
 from pdmux_actor.models.transformers_check import check_against, example_tokens
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.models.transformers_decoder import TransformersDecoder
-from pdmux_actor.models.unpacked_checkpoint import unpack_checkpoint
 from pdmux_actor.models.uploads import Upload, copy_in_place, moved
 from pdmux_actor.models.weights import torch_dtype
+from profiler.specs import ModelSpec
 
 _LOG = logging.getLogger(__name__)
 _ELSEWHERE = "serve it in a pool with `backend: sglang`, if SGLang has it (docs/models.md)"
@@ -200,3 +204,61 @@ def _own_answer(
         if len(of_layer) != 1:
             raise UnservableAttention(f"layer {index} runs {len(of_layer)} times for a token")
     return logits, [of_layer[0] for of_layer in returns]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackedCheckpoint:
+    """`tensors` by name, all plain; `kept` are the very levels of those weights that the engine keeps so."""
+
+    tensors: Mapping[str, Tensor]
+    kept: Mapping[str, QuantisedWeight]
+
+
+def unpack_checkpoint(
+    model: str, folder: Path, stored: StoredWeights, dtype: torch.dtype, weights: str | None
+) -> UnpackedCheckpoint:
+    """`weights` is ModelSpec's. Raises ModelLoadError: a file or tensor is missing or broken."""
+    reader = TensorReader(model, folder, dtype=dtype, stored=stored)
+    tensors, kept = dict[str, Tensor](), dict[str, QuantisedWeight]()
+    for name, found in reader.all_tensors():
+        if isinstance(found, Tensor):
+            tensors[name] = found
+            continue
+        tensors[name] = torch.empty(found.shape, dtype=dtype)
+        found.write_dense(tensors[name])
+        levels = found.kept_as(weights, dtype)
+        if levels is not None:
+            kept[name] = levels
+    return UnpackedCheckpoint(tensors=tensors, kept=kept)
+
+
+def check_quantisable(model: str, spec: ModelSpec, layers: nn.ModuleList) -> None:
+    """Raises ModelLoadError: a layer keeps weights in something else than a torch.nn.Linear, such as experts in one
+    tensor; plans would count as rounded what is not.
+    """
+    for name, module in layers.named_modules():
+        if type(module) is nn.Linear:
+            continue
+        for attribute, tensor in module._parameters.items():
+            if tensor is not None and tensor.dim() > 1:
+                named = f"{name}.{attribute}"
+                raise ModelLoadError(
+                    model=model,
+                    reason=f"weights={spec.weights} cannot be had of {spec.architecture}, which runs by transformers' "
+                    f"code: {named} of its layers is no product that is rounded",
+                    remedy="set `weights: dtype`, or serve it in a pool with `backend: sglang`, if SGLang has it",
+                )
+
+
+def quantise(
+    layers: Sequence[nn.Module], make_projection: MakeProjection, kept: Mapping[str, QuantisedWeight], prefix: str
+) -> None:
+    """One product after the other: beside them one is held in plain numbers. `kept` are weights whose levels a
+    checkpoint has, by their names, which begin with `prefix` and the layer's number.
+    """
+    for index, layer in enumerate(layers):
+        for name, module in layer.named_modules():
+            if isinstance(module, PackedLinear):
+                rounded = make_projection(kept.get(f"{prefix}.{index}.{name}.weight", module.weight), module.bias)
+                assert isinstance(rounded, FixedLayoutLinear), "what is rounded is kept so"
+                module.linear = rounded

@@ -1,9 +1,11 @@
 """Reads a decoder's weights from its files, fused and laid out as the decoder wants them."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -14,15 +16,17 @@ from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.expert_stacks import ExpertStacks
 from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.gguf_files.file_tensors import gguf_tensors
-from pdmux_actor.models.linear import MakeProjection, plain_projection
+from pdmux_actor.models.linear import Linear, MakeProjection, plain_projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
-from pdmux_actor.models.load_threads import on_threads
-from pdmux_actor.models.mixture_loading import load_mixture
+from pdmux_actor.models.memory_shortage import let_go
+from pdmux_actor.models.mixture import Experts, GroupedExperts, LoopedExperts, Mixture
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.projection_reader import ProjectionReader
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.tensor_reader import TensorReader
+from pdmux_actor.models.torch_threads import use_torch_threads
 from pdmux_actor.models.uploads import Upload, copy_in_place
+from profiler.families.entry import MixtureTraits
 from profiler.specs import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -146,3 +150,77 @@ def _largest_product_bytes(spec: ModelSpec) -> int:
         0 if spec.tie_word_embeddings else spec.vocab_size,
     )
     return rows * spec.hidden_size * spec.dtype_bytes
+
+
+def load_mixture(projections: ProjectionReader, traits: MixtureTraits, spec: ModelSpec, prefix: str) -> Mixture:
+    """`spec` is that of the rank, which has its share of each expert's columns.
+
+    Raises ModelLoadError: a tensor is missing, broken or of another shape than config.json implies.
+    """
+    reader, share = projections.tensors, projections.share
+    inner, hidden, has_bias = spec.expert_intermediate_size, spec.hidden_size, traits.has_biases
+    names = [f"{prefix}.{traits.experts}.{number}" for number in range(spec.num_experts)]
+
+    def expert(name: str) -> GatedMlp:
+        gate_up = {f"{name}.{part}": (inner, share.divided) for part in (traits.gate, traits.up)}
+        return GatedMlp(
+            gate_up=projections.by_rows(gate_up, hidden, has_bias=has_bias),
+            down=projections.by_columns(f"{name}.{traits.down}", hidden, inner, has_bias=has_bias),
+            clamped=traits.clamped_gate,
+        )
+
+    def grouped() -> GroupedExperts:
+        assert traits.clamped_gate is None, "loading refuses such experts on GPUs"
+        gate_ups = {f"{name}.{part}.weight": inner for name in names for part in (traits.gate, traits.up)}
+        downs = {f"{name}.{traits.down}.weight": hidden for name in names}
+        gate_up = reader.load_stacked(gate_ups, hidden, parts=dict.fromkeys(gate_ups, share.divided))
+        down = reader.load_stacked(downs, inner, parts=dict.fromkeys(downs, share.columns))
+        return GroupedExperts(
+            gate_up=Linear(gate_up.view(len(names), 2 * inner, hidden)),
+            down=Linear(down.view(len(names), hidden, inner)),
+        )
+
+    router_name = f"{prefix}.{traits.router}"
+    router_bias = projections.bias({router_name: (spec.num_experts, None)}) if has_bias else None
+    router = Linear(reader.load(f"{router_name}.weight", spec.num_experts, hidden), router_bias)
+    experts: Experts = LoopedExperts(mlps=tuple(map(expert, names))) if _is_cpu(router) else grouped()
+    return Mixture(
+        router=router, experts=experts, experts_per_token=spec.experts_per_token, normalises=traits.normalises
+    )
+
+
+def _is_cpu(router: Linear) -> bool:
+    return router.weight.device.type == "cpu"
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def on_threads(work: Callable[[Item], Result], items: Iterable[Item], num_threads: int) -> tuple[Result, ...]:
+    """Results in the order of `items`. The first error that is met is raised; what has not begun then is left out, and
+    other errors hold nothing of what their calls had made.
+    """
+    if num_threads == 1:
+        return tuple(map(work, items))
+    is_inference = torch.is_inference_mode_enabled()  # like torch's number of threads, it is a thread's own
+    torch_threads = torch.get_num_threads()
+
+    def worked(item: Item) -> Result:
+        with torch.inference_mode(is_inference):
+            return work(item)
+
+    pool = ThreadPoolExecutor(num_threads, "read-weights", initializer=use_torch_threads, initargs=(1,))
+    futures = [pool.submit(worked, item) for item in items]
+    try:
+        return tuple([future.result() for future in futures])
+    except BaseException as met:
+        pool.shutdown(cancel_futures=True)
+        for future in futures:
+            error = None if future.cancelled() else future.exception()
+            if error is not None and error is not met:
+                let_go(error)
+        raise
+    finally:
+        pool.shutdown()
+        torch.set_num_threads(torch_threads)  # also what threads that are new start with

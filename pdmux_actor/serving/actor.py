@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
@@ -20,7 +21,6 @@ from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.control_link import ControlLink
 from pdmux_actor.serving.engine_watch import WatchSettings
 from pdmux_actor.serving.quiet_pace import QuietPace
-from pdmux_actor.serving.settled_wait import until_settled
 from pdmux_actor.serving.unit import DRAIN_TIMEOUT_S, Unit
 from placement.unit_role import UnitRole
 
@@ -217,3 +217,25 @@ class PdmuxActor:
         if not missing and self._controller_missing:
             logger.info("the control loop answers again")
         self._controller_missing = missing
+
+
+_ANSWER_TIMEOUT_S = 2.0
+
+AskSettled = Callable[[], Awaitable[bool]]
+
+
+async def until_settled(ask: AskSettled, *, is_worth_it: Callable[[], bool], poll_s: float, timeout_s: float) -> bool:
+    """False when the time is over, or the wait is not worth it any more. A control loop that does not answer keeps
+    nobody: that is settled, too.
+    """
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s and is_worth_it():
+        await asyncio.sleep(poll_s)  # a heartbeat has told the control loop before it is asked
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                if await ask():
+                    return True
+        except Exception as error:  # Ray, Serve and gRPC raise different trees for "not there" and "broken"
+            logger.info("the control loop does not say whether this unit is settled", extra={"reason": repr(error)})
+            return True
+    return False

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,9 +13,9 @@ from ray.serve.handle import DeploymentHandle
 
 from pdmux_actor.errors import StreamRefused
 from pdmux_actor.lease import Lease, UnitReport
-from pdmux_actor.serving.control_frames import ControlAddress
-from pdmux_actor.serving.control_stream import ControlStream
-from pdmux_actor.serving.frames import FrameTooLarge
+from pdmux_actor.serving.control_frames import CONTROL_VERSION, ControlAddress, FromControl, Heartbeat
+from pdmux_actor.serving.frames import FrameReader, FrameTooLarge, Hello, Refused, framed
+from pdmux_actor.serving.tcp_timeouts import bound_silence
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,55 @@ _FIRST_RETRY_S = 1.0  # where there is no stream: heartbeats go by Serve's calls
 _LAST_RETRY_S = 60.0
 _NEXT_LEADER_RETRY_S = 2.0  # where Serve still names the control loop that another follows on
 _NOT_SPOKEN = (StreamRefused, FrameTooLarge, msgspec.DecodeError)
+
+
+_READ_BYTES = 64 * 1024
+
+
+class ControlStream:
+    """One heartbeat at a time. Of no use after anything but an answer came of one, a cancellation too."""
+
+    def __init__(self, endpoint: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._endpoint = endpoint
+        self._reader = reader
+        self._writer = writer
+        self._frames: FrameReader[FromControl] = FrameReader(FromControl)
+        self._arrived: Iterator[FromControl] = iter(())
+
+    @classmethod
+    async def open(cls, address: ControlAddress) -> "ControlStream":
+        """Raises OSError."""
+        host, _, port = address.endpoint.rpartition(":")
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))  # no deadline: the caller's
+        bound_silence(writer.transport)
+        stream = cls(address.endpoint, reader, writer)
+        writer.write(framed(Hello(version=CONTROL_VERSION, token=address.token)))
+        return stream
+
+    async def heartbeat(self, report: UnitReport) -> Lease | None:
+        """None: the lease whose version the report bears is in force.
+
+        Raises:
+            ConnectionError: the control loop went away.
+            StreamRefused: it does not take what it is sent.
+            msgspec.DecodeError, FrameTooLarge: it breaks the protocol.
+        """
+        self._writer.write(framed(Heartbeat(report)))
+        answer = await self._next()
+        if isinstance(answer, Refused):
+            raise StreamRefused(endpoint=self._endpoint, reason=answer.reason)
+        return answer.lease
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+    async def _next(self) -> FromControl:
+        while (message := next(self._arrived, None)) is None:
+            data = await self._reader.read(_READ_BYTES)  # no deadline: the caller's
+            if not data:
+                raise ConnectionError(f"the control loop at {self._endpoint} closed the stream")
+            self._arrived = self._frames.feed(data)
+        return message
 
 
 class ControlLink:

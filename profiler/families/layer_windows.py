@@ -8,7 +8,8 @@ from profiler.errors import UnsupportedModel
 
 
 def layer_windows(config: Mapping[str, Any], *, window: int, kinds: Sequence[str]) -> tuple[int | None, ...]:
-    """As DecoderTraits has them. `window`, and the `kinds` of layers, in turn, are those where config.json is silent.
+    """Returns them as DecoderTraits has them. `window`, and the `kinds` of layers, in turn, are those of a config.json
+    that names none.
 
     >>> layer_windows({"num_hidden_layers": 3}, window=8, kinds=("sliding_attention", "full_attention"))
     (8, None, 8)

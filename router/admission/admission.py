@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from router.admission.block_ledger import QuotaLedger
 from router.admission.flow import Waiting
 from router.admission.learned_estimates import OutputLengths, QueueForecast, QueueForecaster, WakeTimes
-from router.admission.rival_models import rival_models
-from router.admission.rival_queues import RivalQueue, RivalQueues
+from router.admission.rival_queues import RivalQueue, RivalQueues, rival_models
 from router.admission.service_counters import virtual_tokens
 from router.request_terms import AdmissionRequest
 from router.routing.routing import UnitChoice, UnitRouter

@@ -13,7 +13,7 @@ from router.batches.line_runner import AskLine
 from router.batches.object_store import ObjectStore, StoreUnusable
 from router.batches.store_threads import StoreThreads
 from router.errors import BatchesUnavailable
-from router.telemetry.batch_metrics import BatchMetrics
+from router.telemetry.metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)
 

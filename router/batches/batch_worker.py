@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
+import time
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from router.batches.batch_lease import BatchLease
 from router.batches.batch_run import BatchLost, BatchRun
 from router.batches.batch_settings import BatchSettings
-from router.batches.expired_files import remove_expired
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.line_runner import AskLine
 from router.batches.store_threads import StoreThreads
-from router.telemetry.batch_metrics import BatchMetrics
+from router.telemetry.metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -140,3 +141,19 @@ async def _let_go(run: BatchRun, lease: BatchLease, threads: StoreThreads) -> No
 def oldest_first(found: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
     """Orders owners' batches by when they were made, which their ids begin with."""
     return sorted(found, key=lambda one: one[1])
+
+
+def remove_expired(batches: KeptBatches, files: KeptFiles, keep_s: float | None) -> None:
+    """Leaves what open batches still read. Blocks; several replicas may do it at once."""
+    needed: defaultdict[str, set[str]] = defaultdict(set)
+    for owner, batch_id in batches.open_batches():
+        request = batches.request(owner, batch_id)
+        if request is not None:
+            needed[owner].add(request.input_file_id)
+    num_files = num_batches = 0
+    for owner in batches.owners():
+        num_files += files.remove_expired(owner, needed[owner])
+        if keep_s is not None:
+            num_batches += batches.forget_ended(owner, before_s=time.time() - keep_s)
+    if num_files or num_batches:
+        logger.info("removed what has expired", extra={"files": num_files, "batches": num_batches})

@@ -39,7 +39,6 @@ from router.http.meant_path import meant_path
 from router.http.model_list import model_entry, model_list
 from router.http.request_identity import RequestIdentity
 from router.http.tokenize_routes import add_tokenize_routes
-from router.known_fleet import known_fleet
 from router.openai.body import parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
@@ -59,6 +58,7 @@ from router.openai.tokenize_requests import DetokenizeBody
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.tracing import RequestSpans
+from router.view import known_fleet
 
 Feed = Callable[[Gateway], Awaitable[None]]
 ReadDecisions = Callable[[str, int], Awaitable[bytes | None]]

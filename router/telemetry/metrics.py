@@ -12,7 +12,6 @@ from pdmux_actor.messages import Slo
 from pdmux_actor.serving.frames import KvMoved
 from router.admission.block_ledger import QuotaLedger
 from router.routing.routing import REASONS
-from router.telemetry.batch_metrics import BatchMetrics
 from router.telemetry.fleet_metrics import merged_exposition
 from router.telemetry.request_labels import ENDPOINTS, GENERATION_ENDPOINTS, OTHER, STATUSES, STATUSES_OF_MODELS
 from router.telemetry.unit_metrics import FleetCollector, LedgerCollector, UnitCollector
@@ -233,3 +232,23 @@ class GenerationStopwatch:
     def on_end(self) -> None:
         """Also for generations that did not finish: their tokens were paid for."""
         self._metrics.output_tokens.labels(self._model).inc(self.num_tokens)
+
+
+class BatchMetrics:
+    """docs/metrics.md lists them for users."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Lines of batches that have a result"
+        self._lines = Counter("muxfleet_batch_lines", text, ["outcome"], registry=registry)
+        self._running = Gauge("muxfleet_batches_running", "Batches that this gateway works on", registry=registry)
+        self._left = Gauge("muxfleet_batch_lines_left", "Lines of those that have no result yet", registry=registry)
+        for outcome in ("completed", "failed"):
+            self._lines.labels(outcome)
+
+    def line_done(self, *, ok: bool) -> None:
+        self._lines.labels("completed" if ok else "failed").inc()
+
+    def follow(self, running: Callable[[], int], lines_left: Callable[[], int]) -> None:
+        """Asks these whenever it is asked."""
+        self._running.set_function(running)
+        self._left.set_function(lines_left)

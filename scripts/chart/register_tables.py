@@ -7,9 +7,9 @@ from deploy.fleet_file.settings import EngineSection, PlacementSection
 from pdmux_actor.backends.registry import BACKENDS
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
-from profiler.architectures import all_families
 from profiler.devices import DEVICES
 from profiler.families.entry import ModelFamily
+from profiler.families.registry import all_families
 from traces.readers.registry import READERS
 
 _FAMILY_COLUMNS = (

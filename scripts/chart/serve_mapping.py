@@ -13,8 +13,8 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from deploy.fleet_file.drain_section import DrainSection
 from deploy.fleet_file.model_section import ModelSection
+from deploy.fleet_file.section import DrainSection
 from deploy.fleet_file.setting_types import CPU_KV_BYTES
 from deploy.fleet_file.settings import (
     EngineSection,

@@ -13,8 +13,8 @@ import psutil
 from chaos_load import MODELS
 from fleet_process import FleetProcess, command_line
 
+from deploy.fleet_file.section import WatchSection
 from deploy.fleet_file.settings import GatewaySection
-from deploy.fleet_file.watch_section import WatchSection
 from deploy.inspection.fleet_report import fleet_events
 
 _RECOVER_S = 120.0

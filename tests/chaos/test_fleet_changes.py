@@ -19,7 +19,7 @@ from fleet_process import FleetProcess, command_line
 from fleet_watch import through, until_replaced
 from ray_nodes import RayNode, RayNodes, ray_nodes
 
-from deploy.fleet_file.drain_section import DrainSection
+from deploy.fleet_file.section import DrainSection
 
 PORT = 20631
 RAY_PORTS = 20640

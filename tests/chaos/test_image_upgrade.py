@@ -29,7 +29,7 @@ from service_standin import service
 from standin_server import api_standin
 from standin_store import ObjectStore
 
-from deploy.fleet_file.drain_section import DrainSection
+from deploy.fleet_file.section import DrainSection
 
 PORT = 20931
 SERVICE_PORT = 20939

@@ -17,7 +17,7 @@ from deploy.control.cordons import Cordon, CordonScope
 from deploy.control.fleet_status import FleetStatus
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
 from deploy.errors import DrainRefused, DrainTimedOut, FleetNotNamed, FleetUnreachable, PlaceNotFound
-from deploy.fleet_file.state_section import StateSection
+from deploy.fleet_file.section import StateSection
 from deploy.inspection.fleet_places import find_place, units_at
 from deploy.local.running_fleets import RunningFleet, announced, only_fleet, process_started_s, this_boot
 from deploy.serve.controller import Controller

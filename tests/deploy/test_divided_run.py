@@ -10,7 +10,7 @@ import pytest
 
 from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import read_fleet_file
-from deploy.reports.percents import PERCENTS
+from deploy.reports.figure_texts import PERCENTS
 from deploy.simulation import divided_run
 from deploy.simulation.deployments import DeployedFleet, Deployment, deploy_fleet
 from deploy.simulation.divided_run import run_fleet_divided

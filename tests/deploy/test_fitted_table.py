@@ -6,7 +6,7 @@ from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
 from deploy.commands.fleet_tables import short_names
-from deploy.commands.load_bar import bar
+from deploy.commands.table_cells import bar
 
 
 def drawn(table: FittedTable, width: int) -> list[str]:

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from deploy.control.control_state import ControlState, KeptDeaths
-from deploy.fleet_file.state_section import StateSection
+from deploy.fleet_file.section import StateSection
 from deploy.serve.kept_state import KeptState
 from deploy.serve.lived_clock import LivedClock
 from placement.plan import Plan

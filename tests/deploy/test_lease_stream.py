@@ -26,7 +26,7 @@ from pdmux_actor.serving.control_frames import (
     Leased,
     ToControl,
 )
-from pdmux_actor.serving.control_stream import ControlStream
+from pdmux_actor.serving.control_link import ControlStream
 from pdmux_actor.serving.frames import Hello, Ping, Refused, framed
 
 

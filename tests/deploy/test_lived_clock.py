@@ -11,7 +11,7 @@ from test_controller import checkpoint, in_place, user_config
 from test_kept_state import STATE
 
 from deploy.control.control_state import ControlState
-from deploy.fleet_file.state_section import StateSection
+from deploy.fleet_file.section import StateSection
 from deploy.serve.controller import Controller
 from deploy.serve.kept_state import KeptState
 from deploy.serve.lived_clock import LivedClock

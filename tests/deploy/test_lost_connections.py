@@ -11,7 +11,7 @@ import pytest
 
 from deploy.serve.lease_server import LeaseServer
 from pdmux_actor.lease import Lease, UnitReport
-from pdmux_actor.serving.control_stream import ControlStream
+from pdmux_actor.serving.control_link import ControlStream
 from pdmux_actor.serving.gateway_connection import StreamSettings
 from pdmux_actor.serving.kv_transfers import KvSource
 from pdmux_actor.serving.stream_server import StreamServer

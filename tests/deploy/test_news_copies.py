@@ -1,8 +1,7 @@
 """One copy of the fleet's news for many gateways."""
 
 from deploy.serve.news_copies import NewsCopies
-from router.fleet_news import read_news
-from router.view import FleetNews, FleetView
+from router.view import FleetNews, FleetView, read_news
 
 
 class Clock:

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from deploy.cli import build_app
 from deploy.errors import FleetFileError, OptionNotUsable
-from deploy.simulation.chunk_budget import tuned_chunk_budget
-from deploy.simulation.deployments import Deployment, deploy_fleet
+from deploy.simulation.deployments import Deployment, deploy_fleet, tuned_chunk_budget
 from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.papers.experiment_file import CaseSection, LengthSection, WorkloadSection, read_experiment_file
 from deploy.simulation.papers.measurement import CaseResult, RunningCase, orderings_of_cases, sustains

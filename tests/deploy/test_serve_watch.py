@@ -10,14 +10,13 @@ import pytest
 from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
-from deploy.control import serve_watch
-from deploy.control.serve_watch import SILENT_S, ServeWatch
 from deploy.errors import FleetStartError, FleetUnreachable, StopUnanswered
 from deploy.fleet_file.settings import parse_fleet_file
 from deploy.serve import serve_fleet, serve_silence
 from deploy.serve.controller import Controller
 from deploy.serve.serve_calls import check_serve_answers
 from deploy.serve.serve_fleet import ServeFleet
+from deploy.serve.serve_silence import SILENT_S, ServeWatch
 
 FLEET = parse_fleet_file("{name: f, models: [{id: a, source: org/a}]}", name="f.yaml", base=Path("/"))
 
@@ -50,7 +49,7 @@ def test_watch__silent_for_a_moment__is_not_told() -> None:
 
 
 async def test_controller__serve_says_nothing_and_comes_back__are_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_watch, "SILENT_S", 0.0)
+    monkeypatch.setattr(serve_silence, "SILENT_S", 0.0)
     monkeypatch.setattr(serve_silence, "_POLL_S", 0.01)
     answers = False
 

@@ -7,9 +7,8 @@ import pytest
 from fleet_model import FakeUnit
 
 from deploy.control.control_rules import ControlRules, rules_of
-from deploy.control.residual_split import split_residuals
 from deploy.control.step_evidence import StepEvidence
-from deploy.control.step_learning import StepLearning
+from deploy.control.step_learning import StepLearning, split_residuals
 from deploy.fleet_file.settings import PlacementSection
 from pdmux_actor.lease import UnitReport
 from pdmux_actor.messages import StepPhase, StepTotals

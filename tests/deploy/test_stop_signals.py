@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deploy.commands.fleet_screen import serve_until_interrupted
 from deploy.fleet_file.settings import parse_fleet_file
-from deploy.local.terminable import terminable
+from deploy.local.stop_signals import terminable
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from helm_runner import CI_VALUES, LOADER, Helm, merged, objects_of, of_kind, ra
 from kubernetes_schemas import CustomSchemas
 from operator_rules import budget_problems, object_problems
 
-from deploy.fleet_file.drain_section import DrainSection
+from deploy.fleet_file.section import DrainSection
 
 pytestmark = pytest.mark.k8s
 

@@ -13,8 +13,8 @@ from pdmux_actor.executor.loading import load_decoder
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.transformers_decoder import TransformersDecoder
-from profiler.architectures import all_families
 from profiler.families.entry import ModelFamily
+from profiler.families.registry import all_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 CHANGING = [family for family in all_families().values() if family.changes_scores]

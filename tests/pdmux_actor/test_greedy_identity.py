@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt, outputs
+from tiny_models import has_layer_windows
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 from transformers_greedy import greedy_tokens
@@ -33,7 +34,7 @@ VARIANTS: Mapping[str, CheckpointShape] = {
         f"{family.model_type}{'-bias' if bias else ''}": CheckpointShape(
             model_type=family.model_type,
             attention_bias=bias,
-            sliding_window=40 if family.slides else None,  # transformers' generate needs one there
+            sliding_window=40 if has_layer_windows(family) else None,  # transformers' generate needs one there
             **TINY,
         )
         for family in FAMILIES.values()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_hub import COMMIT, FakeHub, fake_hub
 
-from pdmux_actor.models.download_bar import DownloadBar
+from pdmux_actor.models.hub_snapshot import DownloadBar
 
 REPO = "some-org/some-model"
 TOKEN = "hf_" + "x" * 34

@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 
-from pdmux_actor.models.load_threads import on_threads
 from pdmux_actor.models.memory_shortage import let_go
+from pdmux_actor.models.weights import on_threads
 
 
 class Weight:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt, outputs
-from tiny_models import LATENT, tiny_config, write_tiny_checkpoint
+from tiny_models import LATENT, has_layer_windows, tiny_config, write_tiny_checkpoint
 from transformers_greedy import choices_along, greedy_tokens
 from transformers_rig import quiet_transformers, transformers_rig
 
@@ -17,8 +17,8 @@ from pdmux_actor.models import faster_modules
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.transformers_config import TransformersConfig
 from pdmux_actor.scheduling.sequence import TokenSequence
-from profiler.architectures import all_families
 from profiler.families.entry import ModelFamily
+from profiler.families.registry import all_families
 from profiler.specs import ModelSpec
 
 NEW_TOKENS = 5
@@ -91,8 +91,7 @@ def test_architecture__sliced_chunked_and_cached__says_what_transformers_says(
 
 @pytest.mark.parametrize("family", [f for f in SERVED if f.traits is not None], ids=lambda family: family.model_type)
 def test_native_architecture__both_ways__same_tokens(rig: CpuRig, tmp_path: Path, family: ModelFamily) -> None:
-    # A window limits the length of native models, but for those whose layers differ in it.
-    changes = {} if family.slides else {"sliding_window": None}
+    changes = {} if has_layer_windows(family) else {"sliding_window": None}
     write_tiny_checkpoint(tmp_path, family.model_type, **changes)
     native = CpuRig(pool_mib=16, block_bytes=2048)
     said = []

@@ -11,11 +11,10 @@ from transformers_rig import quiet_transformers, said, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.faster_modules import PackedLinear
-from pdmux_actor.models.quantised_layers import check_quantisable
 from pdmux_actor.models.quantised_weight import rounded_to
-from pdmux_actor.models.transformers_loading import _layer_list
-from profiler.architectures import all_families
+from pdmux_actor.models.transformers_loading import _layer_list, check_quantisable
 from profiler.families.entry import ModelFamily
+from profiler.families.registry import all_families
 from profiler.specs import ModelSpec
 
 SERVED = [family for family in all_families().values() if family.refusal is None]

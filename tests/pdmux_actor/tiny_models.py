@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiler.families.entry import ModelFamily
+
 # As far as a configuration has them, by its own names or Llama's.
 SIZES: Mapping[str, Any] = {
     "vocab_size": 160,
@@ -72,6 +74,11 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
         if name in known and kinds is not None and name not in changes:
             given[name] = _three_of(list(kinds))
     return kind(**given)
+
+
+def has_layer_windows(family: ModelFamily) -> bool:
+    """Whether layers of the native decoder see windows: of other native families a window limits the length."""
+    return family.traits is not None and bool(family.traits(tiny_config(family.model_type).to_dict()).layer_windows)
 
 
 def _three_of(kinds: list[Any]) -> list[Any]:

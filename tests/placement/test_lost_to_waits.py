@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from placement.scaling.lost_to_waits import lost_to_waits
+from placement.scaling.predicted_attainment import lost_to_waits
 
 
 def test_lost__far_too_much_comes__is_what_cannot_be_served() -> None:

@@ -8,9 +8,9 @@ from placement_cases import make_model, make_unit
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import UnitCapacity
 from placement.problem import Solver
+from placement.solvers.entry import RoleSolver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from placement.solvers.registry import SOLVERS
-from placement.solvers.role_solver import RoleSolver
 from placement.unit_role import UnitRole
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_cases import SMALL, eq_1_and_2, measured
 
-from profiler.fitted import FittedLatency
 from profiler.gpus.h100 import DEVICE as H100
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share
-from profiler.measured import MeasuredLatency
+from profiler.measured import FittedLatency, MeasuredLatency
 from profiler.measurement import Measurement
 from profiler.probe import LaunchShape
 from profiler.roofline import RooflineLatency

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.architectures import all_families
 from profiler.families.entry import ModelFamily
+from profiler.families.registry import all_families
 from profiler.native_refusal import NativeDevice, native_refusal
 from profiler.specs import ModelSpec
 

@@ -7,9 +7,8 @@ import httpx
 from ray.exceptions import RayTaskError
 
 from router import serve_deployment as serve_adapter
-from router.fleet_news import write_news
 from router.serve_deployment import GatewayIngress
-from router.view import FleetNews
+from router.view import FleetNews, write_news
 
 
 class Decisions:

@@ -22,7 +22,7 @@ from router.batches.kept_files import KeptFiles
 from router.batches.object_store import ObjectStore
 from router.batches.store_threads import StoreThreads
 from router.request_terms import Caller
-from router.telemetry.batch_metrics import BatchMetrics
+from router.telemetry.metrics import BatchMetrics
 
 
 async def test_batch__chat_completions_and_responses__every_line_has_one_result_by_its_id(start) -> None:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from traces.errors import BadTraceFile
-from traces.readers.fields import Cell
 from traces.readers.entry import TraceFacts, TraceReader, head_text
+from traces.readers.fields import Cell
 from traces.record import TraceRecord
 
 REQUIRED_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

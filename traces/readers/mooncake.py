@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from traces.errors import BadTraceFile
-from traces.readers.fields import Cell
 from traces.readers.entry import TraceFacts, TraceReader, head_text
+from traces.readers.fields import Cell
 from traces.record import TraceRecord
 
 BLOCK_TOKENS = 512

@@ -9,7 +9,7 @@ says. Not modelled: moving long decodes to prefill instances when KV runs short,
 its first token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,10 +18,10 @@ from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_modes.disaggregated import DisaggregatedUnit
 from deploy.simulation.fleet_modes.entry import FleetMode
 from deploy.simulation.fleet_modes.split import Split
-from deploy.simulation.fleet_modes.stream_sharing import StreamShared
 from deploy.simulation.units import UnitIdentity
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, TokenEvent
-from profiler.latency import ChunkShape
+from profiler.latency import ChunkShape, LatencyModel
+from profiler.specs import ModelSpec
 
 
 class WindServeUnit:
@@ -107,3 +107,25 @@ FLEET_MODE = FleetMode(
     source="WindServe (ISCA'25)",
     make=WindServeUnit,
 )
+
+
+class StreamShared:
+    """`LatencyModel` of launches beside another stream, judged when they start. Half is an assumption: kernels of
+    two streams compete as they come.
+    """
+
+    def __init__(self, latency: LatencyModel, is_other_busy: Callable[[], bool]) -> None:
+        self._latency = latency
+        self._is_other_busy = is_other_busy
+
+    def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
+        return self._latency.prefill_s(spec, chunks, self._left(sms))
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        return self._latency.decode_s(spec, context_tokens, self._left(sms))
+
+    def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
+        return self._latency.mixed_s(spec, chunks, context_tokens, self._left(sms))
+
+    def _left(self, sms: int) -> int:
+        return max(1, sms // 2) if self._is_other_busy() else sms

@@ -12,9 +12,8 @@ from pydantic import ValidationError as PydanticValidationError
 
 from deploy.errors import FleetFileError
 from deploy.fleet_file.fleet_problems import Problem, problems_of
-from deploy.fleet_file.registered_names import is_known
 from deploy.fleet_file.section import Section
-from deploy.fleet_file.setting_types import AnySolverName, PolicyName
+from deploy.fleet_file.setting_types import AnySolverName, PolicyName, is_known
 from deploy.fleet_file.settings import FleetFile, read_text, resolved_fleet, semantic_problems
 from deploy.fleet_file.yaml_source import parse_yaml
 from deploy.simulation.fleet_modes.registry import FLEET_MODES

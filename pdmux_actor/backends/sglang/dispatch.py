@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from pdmux_actor.backends.sglang.mirror import Mirror
 from pdmux_actor.backends.sglang.snapshot import Directive, RanSlice, Snapshot
-from pdmux_actor.backends.sglang.unfused_latency import UnfusedLatency
 from pdmux_actor.messages import StepTotals
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.scheduling.batching import PrefillBatch
@@ -23,7 +22,7 @@ from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.contention import ContentionGuard
 from profiler.latency import ChunkShape, LatencyModel
-from profiler.specs import DeviceSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 MAX_SLICES_ON_LANE = 2
 _FIGURES_WINDOW_S = 2.0
@@ -264,3 +263,19 @@ class SglangDispatch:
             )
         )
         self._logged += 1
+
+
+class UnfusedLatency:
+    """Implements profiler.latency.LatencyModel. A fused step never ends: no target admits one."""
+
+    def __init__(self, latency: LatencyModel) -> None:
+        self._latency = latency
+
+    def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
+        return self._latency.prefill_s(spec, chunks, sms)
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        return self._latency.decode_s(spec, context_tokens, sms)
+
+    def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
+        return float("inf")

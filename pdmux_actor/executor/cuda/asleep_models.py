@@ -1,9 +1,11 @@
 """Keeps the weights of models that sleep in host memory that is locked, so that the GPU copies by itself."""
 
+import threading
+from collections import deque
+
 import torch
 
 from pdmux_actor.executor.cuda.lane_device import LaneDevice
-from pdmux_actor.executor.cuda.unlocked_pieces import UnlockedPieces
 from pdmux_actor.executor.host_copy import HostCopy, HostRegion, copy_to_host, host_bytes, moved_from_host
 from pdmux_actor.executor.host_memory import check_host_room, spare_host_bytes
 from pdmux_actor.executor.loading import LoadedModel, awakened
@@ -54,3 +56,36 @@ class AsleepModels:
     def unlock_one(self) -> bool:
         """Unlocks a piece of memory that nobody needs. Returns whether there was one."""
         return self._unlocked.unlock_one()
+
+
+class UnlockedPieces:
+    """Any thread may call."""
+
+    def __init__(self) -> None:
+        self._regions: deque[HostRegion] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, region: HostRegion) -> None:
+        """Its pieces wait from now on. Nothing copies from or to it any more."""
+        self._regions.append(region)
+
+    def unlock_one(self) -> bool:
+        """Returns whether a piece waited. None does while another thread unlocks all."""
+        if not self._regions or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._unlock_one()
+        finally:
+            self._lock.release()
+
+    def unlock_all(self) -> None:
+        with self._lock:
+            while self._unlock_one():
+                pass
+
+    def _unlock_one(self) -> bool:
+        while self._regions:
+            if self._regions[0].let_go_of_a_piece():
+                return True
+            self._regions.popleft()
+        return False

@@ -1,6 +1,6 @@
 import asyncio
 
-from pdmux_actor.serving.settled_wait import AskSettled, until_settled
+from pdmux_actor.serving.actor import AskSettled, until_settled
 
 
 def answers(*told: bool | Exception) -> AskSettled:
