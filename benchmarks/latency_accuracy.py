@@ -29,6 +29,7 @@ from accuracy.accuracy_data import (
 )
 from accuracy.collectives import all_reduce_rows
 from accuracy.fitted_device import fitted
+from accuracy.vidur_profiles import read_vidur
 from engines.model_specs import LLAMA_2_70B, QWEN3_30B_A3B
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
@@ -39,8 +40,7 @@ from profiler.grid_table import GridTable
 from profiler.latency import ChunkShape, Floats, LatencyModel
 from profiler.operator_costs import OperatorCosts, operator_costs
 from profiler.operator_profile import batches_of
-from profiler.readers.parquet_rows import column, read_rows
-from profiler.readers.vidur import read_vidur
+from profiler.readers.aiconfigurator import column, read_rows
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec
 from profiler.trend import DECODE_FEATURES, MIXED_FEATURES, PREFILL_FEATURES, Trend

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+from planning.candidate_solver import CandidateSolver
 from planning.flip import WINDOW_S, flip_outcomes
 from planning.judges import judgements
 from planning.release import ReleaseEstimator, ReleaseScorer, release_score
@@ -40,7 +41,6 @@ from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served_of_nodes
 from placement.problem import FleetSolver, PlacementModel
-from placement.solvers.candidate_solver import CandidateSolver
 from placement.solvers.exhaustive import ExhaustiveSolver
 from placement.solvers.muxserve import MuxServeSolver
 from placement.solvers.search import SearchSolver

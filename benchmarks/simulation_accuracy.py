@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from accuracy.expert_parallel import ExpertParallelLatency, spec_of_rank
+from accuracy.llmservingsim_profiles import read_llmservingsim
 from engines.engine_session import EngineSession, RunOutcome
 from engines.lane_activity import LaneActivity
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
@@ -38,7 +39,6 @@ from pdmux_actor.messages import Slo
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.latency import LatencyModel
-from profiler.readers.llmservingsim import read_llmservingsim
 from profiler.roofline import RooflineLatency
 from profiler.specs import ModelSpec
 

@@ -1,15 +1,9 @@
 """Defines what is asked of each model."""
 
-import itertools
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from placement.target_mix import OWN_TARGETS, TargetMix, mixed
-from traces.record import TraceRecord
-
-_FEWEST_GAPS = 10  # of which a variation says anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,36 +42,3 @@ def together(model: str, demands: Sequence[ModelDemand]) -> ModelDemand:
         arrival_cv=max(d.arrival_cv for d in demands),
         targets=mixed((w, d.targets) for w, d in zip(weights, demands, strict=True)),
     )
-
-
-def demand_of_trace(
-    records: Iterable[TraceRecord], *, duration_s: float, default_model: str
-) -> tuple[ModelDemand, ...]:
-    """Demand per model, by name, of a trace that covers `duration_s`; requests without a model count as the default's.
-
-    >>> trace = [TraceRecord(arrival_s=t, input_tokens=100, output_tokens=20 * t) for t in (1, 2, 3)]
-    >>> demand_of_trace(trace, duration_s=6, default_model="m")
-    (ModelDemand(model='m', rate_per_s=0.5, prompt_tokens=100.0, output_tokens=40.0, arrival_cv=1.0),)
-    """
-    assert duration_s > 0, "a rate needs a duration"
-    by_model: defaultdict[str, list[TraceRecord]] = defaultdict(list)
-    for record in records:
-        by_model[record.model or default_model].append(record)
-    return tuple(
-        ModelDemand(
-            model=model,
-            rate_per_s=len(requests) / duration_s,
-            prompt_tokens=sum(r.input_tokens for r in requests) / len(requests),
-            output_tokens=sum(r.output_tokens for r in requests) / len(requests),
-            arrival_cv=_cv([r.arrival_s for r in requests]),
-        )
-        for model, requests in sorted(by_model.items())
-    )
-
-
-def _cv(arrivals_s: Sequence[float]) -> float:
-    """Poisson's where too few requests tell."""
-    ordered = sorted(arrivals_s)
-    gaps_s = [after - before for before, after in itertools.pairwise(ordered)]
-    mean_s = statistics.fmean(gaps_s) if len(gaps_s) >= _FEWEST_GAPS else 0.0
-    return statistics.stdev(gaps_s) / mean_s if mean_s > 0 else 1.0

@@ -26,7 +26,7 @@ from profiler.gpus.rtx_4090 import DEVICE as RTX_4090
 from profiler.gpus.rtx_pro_6000 import DEVICE as RTX_PRO_6000
 from profiler.latency import Floats
 from profiler.operator_profile import batches_of
-from profiler.readers.parquet_rows import column, read_rows
+from profiler.readers.aiconfigurator import column, read_rows
 from profiler.specs import DeviceSpec, ModelSpec
 
 SPECS: Mapping[str, ModelSpec] = MappingProxyType(

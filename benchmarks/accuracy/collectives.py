@@ -9,7 +9,7 @@ from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.gpus.h100 import DEVICE as H100
 from profiler.gpus.h200 import DEVICE as H200
 from profiler.latency import Floats
-from profiler.readers.parquet_rows import column, read_rows
+from profiler.readers.aiconfigurator import column, read_rows
 from profiler.specs import DeviceSpec
 
 _BOUNDS = (0, 1 << 20, 1 << 26)  # bytes: answers, and prompts

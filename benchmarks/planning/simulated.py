@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
+from planning.trace_demand import demand_of_trace
 from scipy.stats import spearmanr
 
 from deploy.fleet_file.model_catalog import expected_demand
@@ -14,7 +15,7 @@ from deploy.planning.fleet_planning import plan_fleet
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, attainment_of, request_attainment_of, run_fleet
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
-from placement.demand import ModelDemand, demand_of_trace
+from placement.demand import ModelDemand
 from router.limits import GatewayLimits
 from traces.record import TraceRecord
 

@@ -3,6 +3,7 @@ TensorRT-LLM on NVIDIA GPUs, timed one by one.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from profiler.errors import ProfileUnusable
 from profiler.latency import Floats
 from profiler.operator_costs import operator_costs
 from profiler.operator_profile import MeasuredOperator, OperatorProfile, batches_of
-from profiler.readers.parquet_rows import column, read_rows, require
 from profiler.specs import DeviceSpec, ModelSpec
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -243,3 +243,31 @@ def _as_version(name: str) -> tuple[tuple[int, ...], str]:
     """Release candidates by their number, which sorts after the release's parts."""
     digits = "".join(c if c.isdigit() else " " for c in name).split()
     return tuple(int(d) for d in digits), name
+
+
+def read_rows(file: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Raises ProfileUnusable: the file cannot be read, or has not these columns."""
+    if not file.exists():
+        raise ProfileUnusable(path=str(file), reason="no such file", remedy="give a readable parquet file")
+    try:
+        rows = pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise ProfileUnusable(path=str(file), reason=str(error), remedy="give a readable parquet file") from error
+    missing = [column for column in columns if column not in rows.columns]
+    if missing:
+        reason = f"has no column {missing[0]!r}"
+        raise ProfileUnusable(path=str(file), reason=reason, remedy=f"give a file with {', '.join(columns)}")
+    return rows
+
+
+def require(rows: pd.DataFrame, known: pd.DataFrame, file: Path, wanted: str) -> pd.DataFrame:
+    """Raises ProfileUnusable: there are no `rows`; the message lists what the file has, from the columns of `known`."""
+    if rows.empty:
+        has = known.drop_duplicates().astype(str).agg(" ".join, axis=1)
+        reason = f"holds nothing of {wanted}"
+        raise ProfileUnusable(path=str(file), reason=reason, remedy=f"it has: {'; '.join(has)}")
+    return rows
+
+
+def column(rows: pd.DataFrame, name: str) -> Floats:
+    return rows[name].to_numpy(dtype="float64")

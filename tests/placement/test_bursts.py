@@ -1,17 +1,21 @@
 """Bursty arrivals: what the estimate makes of them, and where they come from."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from llama_fleets import ESTIMATOR, LLAMA_7B, llm, nodes
 
-from placement.demand import demand_of_trace
 from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.served_bound import most_served
 from placement.estimation.throughput import Limit
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.problem import PlacementModel
 from traces.record import TraceRecord
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from planning.trace_demand import demand_of_trace
 
 RATE_PER_S = 4.0
 

@@ -1,8 +1,10 @@
 """What every solver promises, and what search adds."""
 
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ from placement.estimation.served_bound import most_served, most_served_of_nodes
 from placement.nodes import FleetPlan, NodePool
 from placement.plan import Plan, UnitCapacity
 from placement.problem import FleetSolver, PlacementModel, Solver
-from placement.solvers.candidate_solver import CandidateSolver
 from placement.solvers.exhaustive import ExhaustiveSolver
 from placement.solvers.muxserve import MuxServeSolver, mesh_groups
 from placement.solvers.registry import SOLVERS
@@ -26,6 +27,9 @@ from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.gpus.l40s import DEVICE as L40S
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from planning.candidate_solver import CandidateSolver
 
 SEARCH = SearchSolver(rounds=15)
 # A search of few rounds, and whatever else the register holds that does not try every plan.

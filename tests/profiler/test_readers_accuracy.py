@@ -1,5 +1,6 @@
 """Public profiles: the readers, and how well tables and the roofline say what was kept from them."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,13 @@ from profiler.grid_table import GridTable
 from profiler.latency import ChunkShape, Floats
 from profiler.operator_costs import operator_costs
 from profiler.operator_profile import MeasuredOperator, batches_of
-from profiler.readers.llmservingsim import read_llmservingsim
-from profiler.readers.vidur import read_vidur
 from profiler.roofline import RooflineLatency
 from profiler.specs import DeviceSpec, ModelSpec
 from profiler.trend import DECODE_FEATURES, MIXED_FEATURES, PREFILL_FEATURES
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from accuracy.llmservingsim_profiles import read_llmservingsim
+from accuracy.vidur_profiles import read_vidur
 
 PROFILES = Path(__file__).resolve().parents[3] / "shared" / "profiles"
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from profiler.latency import Floats
 from profiler.operator_profile import MeasuredOperator, OperatorProfile, batches_of
-from profiler.readers.parquet_rows import column, read_rows, require
+from profiler.readers.aiconfigurator import column, read_rows, require
 from profiler.specs import ModelSpec
 
 _PER_LAYER = ("qkv_proj", "o_proj", "gate_up_proj", "act_fn", "down_proj", "rotary_emb", "qk_norm")

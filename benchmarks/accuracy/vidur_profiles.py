@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.operator_profile import MeasuredOperator, OperatorProfile, batches_of
-from profiler.readers.parquet_rows import column, read_rows, require
+from profiler.readers.aiconfigurator import column, read_rows, require
 from profiler.specs import ModelSpec
 
 _PER_LAYER = (
