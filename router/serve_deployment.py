@@ -16,15 +16,14 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from router.access.api_keys import KeyRing
-from router.access.key_usage import KeyUsage
+from router.access.rate_limits import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.batches.batch_settings import BatchSettings
 from router.errors import GatewaysSilent
-from router.fleet_follower import FleetFollower
+from router.fleet_follower import FleetFollower, NewsRefusals
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
-from router.news_refusals import NewsRefusals
 from router.responses.response_copies import ResponseCopies
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from pdmux_actor.executor.structured_output import FormCompiler
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.model_info import ModelInfo, ModelSource
-from pdmux_actor.serving.token_text import TokenBytes
+from pdmux_actor.serving.detokenizer import TokenBytes
 
 BLOCK_BYTES = 8192
 

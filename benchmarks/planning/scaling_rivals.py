@@ -16,7 +16,7 @@ from deploy.simulation.units import SimulatedUnit
 from placement.estimation.problem_arrays import Estimator
 from placement.problem import PlacementModel, Solver
 from placement.scaling.elastic_pool import FleetSize
-from placement.scaling.size_question import FleetSizeQuestion
+from placement.scaling.fleet_size import FleetSizeQuestion
 
 _INTERVAL_S = 60.0  # Dynamo's planner adjusts as often
 _INTERVALS = 5

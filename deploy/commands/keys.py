@@ -11,7 +11,7 @@ from rich.table import Table
 from deploy.commands.duration import seconds_of
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
-from deploy.commands.verb import Verb
+from deploy.commands.verbs import Verb
 from deploy.errors import KeyFileError, OptionNotUsable
 from deploy.fleet_file.fleet_problems import problems_of
 from deploy.fleet_file.key_file import KeyFile, StoredKey, read_key_file, sole_writer, write_key_file

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from deploy.commands.few_requests import few_requests_line
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.table_cells import few_requests_line
 from deploy.commands.told_progress import ToldProgress
 from traces.outcome import RequestOutcome
 from traces.replay import replay

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from deploy.commands.few_requests import few_requests_line
 from deploy.commands.given_command import given_command
 from deploy.commands.json_file import FiguresFile, PlotFolder, write_json
 from deploy.commands.simulation_screen import (
@@ -24,6 +23,7 @@ from deploy.commands.simulation_screen import (
     stream_lines,
     sweep_table,
 )
+from deploy.commands.table_cells import few_requests_line
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.folded_adapters import with_adapters_folded

@@ -1,5 +1,7 @@
 """Figures as tables of a fleet show them."""
 
+from collections.abc import Mapping
+
 from deploy.commands.fitted_table import FittedTable
 from pdmux_actor.lease import LoadProgress, LoadStage
 
@@ -48,3 +50,17 @@ def load_bar(progress: LoadProgress) -> str:
     else:
         amount = f"{progress.share:.0%} of {progress.total_bytes / 1e9:.1f} GB"
     return f"{progress.stage} {bar(progress.share)} {amount}"
+
+
+_ENOUGH = 100  # of fewer, the 99th percentile lies between the two slowest
+_MOST_NAMED = 5
+
+
+def few_requests_line(finished: Mapping[str, int]) -> str | None:
+    """`finished`: requests by model. None: every model that has any has enough."""
+    few = [f"{model} ({count})" for model, count in finished.items() if 0 < count < _ENOUGH]
+    if not few:
+        return None
+    more = f" and {len(few) - _MOST_NAMED} more" if len(few) > _MOST_NAMED else ""
+    named = ", ".join(few[:_MOST_NAMED])
+    return f"fewer than {_ENOUGH} requests ended, so TTFT p99 is nearly the slowest one: {named}{more}"

@@ -10,7 +10,7 @@ import typer
 from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.terminal import terminal
-from deploy.commands.verb import Verb
+from deploy.commands.verbs import Verb
 from traces.readers.registry import FILES, read_trace
 from traces.stats import LengthStats, TraceStats, describe, describe_models
 

@@ -5,9 +5,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
-
-from deploy.commands.verb import Verb
+from typer.core import TyperCommand, TyperGroup
 
 SUMMARIES: Mapping[str, str] = {
     "demo": "Serve three small models on this machine and replay a request trace against them.",
@@ -97,3 +95,12 @@ def _loaded(verb: str) -> Any:  # noqa: ANN401 - as above
         return typer.main.get_group(alone).commands[verb]
     alone.command(verb, cls=Verb)(found)
     return typer.main.get_command(alone)
+
+
+class Verb(TyperCommand):
+    """A command whose examples stay in lines of their own, however narrow the terminal: they are to be copied."""
+
+    def __init__(self, *args: Any, **parameters: Any) -> None:  # noqa: ANN401 - what Typer's own takes
+        super().__init__(*args, **parameters)
+        if self.help is not None:
+            self.help = self.help.replace("\n\nExample: ", "\n\n\b\nExample: ")

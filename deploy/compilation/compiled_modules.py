@@ -42,7 +42,6 @@ _SINGLE = (
     "deploy/simulation/fleet_run.py",
     "deploy/simulation/gateway.py",
     "deploy/simulation/open_request.py",
-    "deploy/simulation/slower_latency.py",
     "deploy/simulation/units.py",
     "deploy/simulation/virtual_world.py",
     "pdmux_actor/engine.py",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from router.access.key_usage import KeyUsage
+from router.access.rate_limits import KeyUsage
 
 FORMAT = 1
 _SILENT_S = 10.0  # a gateway that tells nothing for so long is gone, and its part of the rates with it

@@ -11,8 +11,7 @@ import numpy as np
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import Needs
-from placement.estimation.lifted_models import lifts_a_model
-from placement.estimation.model_floors import starved
+from placement.estimation.model_floors import lifts_a_model, starved
 from placement.estimation.plan_estimate import ModelEstimate, UnitEstimate, estimate_shortfall_with
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.plan import Plan

@@ -11,7 +11,7 @@ from placement.plan import Plan
 from placement.pool_sizing import size_pools
 from placement.problem import Solver
 from placement.scaling.elastic_pool import FleetSize
-from placement.scaling.size_question import FleetSizeQuestion
+from placement.scaling.fleet_size import FleetSizeQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

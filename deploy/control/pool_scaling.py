@@ -17,11 +17,11 @@ from placement.scaling.capacity_calibration import CapacityCalibration
 from placement.scaling.ceilings import Ceilings, HeldNodes
 from placement.scaling.demand_trend import DemandTrend
 from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits
+from placement.scaling.fleet_size import FleetSizeQuestion
 from placement.scaling.leading_signals import LeadingSignals
 from placement.scaling.pool_size import KeptSize, PoolSize
 from placement.scaling.scaling_rules import ScalingRules
 from placement.scaling.seasonal_forecast import ExpectedRate
-from placement.scaling.size_question import FleetSizeQuestion
 from placement.scaling.victims import PoolNode, cheapest_to_empty
 from router.admission.demand_report import ModelAsked
 from router.telemetry.fleet_event import EventKind

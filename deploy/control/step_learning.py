@@ -123,8 +123,9 @@ class SplitResiduals:
 
 
 def split_residuals(residuals: Mapping[tuple[str, str], float], pool_of: Mapping[str, str]) -> SplitResiduals:
-    """`residuals` are log(measured / expected) by unit and model. Median polish (Tukey): units first, so that where
-    both would do it is the unit, which a move can mend.
+    """Tells what of a slow step is the unit's and what the model's doing: a model is slow wherever it runs, a unit with
+    whatever it runs. `residuals` are log(measured / expected) by unit and model. Median polish (Tukey): units first, so
+    that where both would do it is the unit, which a move can mend.
 
     >>> found = split_residuals({("u", "a"): 0.3, ("u", "b"): 0.3, ("v", "b"): 0.0}, {"u": "p", "v": "p"})
     >>> found.units, found.models

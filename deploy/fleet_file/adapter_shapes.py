@@ -8,7 +8,7 @@ from typing import Any
 from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.model_specs import read_source_json
-from placement.estimation.adapter_memory import AdapterShape, adapters_bytes
+from placement.estimation.memory import AdapterShape, adapters_bytes
 from profiler.adapter_sites import projection_shapes
 from profiler.specs import ModelSpec
 

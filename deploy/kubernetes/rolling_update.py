@@ -5,8 +5,9 @@ latter: it hands the template to the running cluster and evicts one pod at a tim
 makes its successor, and the next one goes when the fleet is whole again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deploy.errors import ApiServerRefused, RolloutRefused, RolloutStuck
 from deploy.kubernetes.api_server import ApiServer, Document
@@ -21,7 +22,6 @@ from deploy.kubernetes.ray_pods import (
     pod_of,
     unrollable_changes,
 )
-from deploy.kubernetes.serve_service import change_of, serve_service_name
 
 _POLL_S = 2.0
 _FAILED = frozenset({"DEPLOY_FAILED"})
@@ -176,3 +176,44 @@ class RollingUpdate:
 def _cluster(service: Document, which: str) -> str | None:
     found = service.get("status", {}).get(which, {}).get("rayClusterName")
     return None if not found else str(found)
+
+
+_KUBERAYS = ("selector", "ports")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceChange:
+    """`patch` is a JSON merge patch (RFC 7396), `told` what it changes."""
+
+    patch: Document
+    told: Sequence[str]
+
+
+def serve_service_name(ray_service: str) -> str:
+    return f"{ray_service}-serve-svc"
+
+
+def change_of(ray_service: Document, live: Document) -> ServiceChange | None:
+    """Says what the Service before the gateways lacks of its RayService's spec: KubeRay makes it once and does not
+    change it while the Ray cluster stays. None: it has all that is asked for. What is no longer asked for stays:
+    others, such as a cloud's controller, write into Services too.
+    """
+    wanted = ray_service["spec"].get("serveService", {})
+    notes = _lacking(wanted.get("metadata", {}).get("annotations", {}), live["metadata"].get("annotations", {}))
+    spec = _lacking({k: v for k, v in wanted.get("spec", {}).items() if k not in _KUBERAYS}, live["spec"])
+    if not notes and not spec:
+        return None
+    patch = ({"metadata": {"annotations": notes}} if notes else {}) | ({"spec": spec} if spec else {})
+    told = [f"annotations {', '.join(notes)}"] if notes else []
+    return ServiceChange(patch=patch, told=[*told, *spec])
+
+
+def _lacking(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in wanted.items() if not _holds(live.get(key), value)}
+
+
+def _holds(live: object, wanted: object) -> bool:
+    """Servers write defaults into mappings."""
+    if isinstance(wanted, Mapping) and isinstance(live, Mapping):
+        return all(_holds(live.get(key), value) for key, value in wanted.items())
+    return bool(live == wanted)

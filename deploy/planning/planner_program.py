@@ -27,7 +27,7 @@ from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel, Solver
 from placement.scaling.elastic_pool import FleetSize
-from placement.scaling.size_question import FleetSizeQuestion
+from placement.scaling.fleet_size import FleetSizeQuestion
 from placement.solvers.registry import SOLVERS
 
 _SIZES_SHARE = 0.85  # of the budget, for how many nodes there should be

@@ -29,18 +29,17 @@ from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.lease_server import LeaseServer
 from deploy.serve.lived_clock import LivedClock
 from deploy.serve.model_shapes import ModelShapes
-from deploy.serve.news_copies import NewsCopies
 from deploy.serve.ray_cluster import ClusterLeadership, Leadership, going_nodes, node_host, own_node, stream_token
 from deploy.serve.serve_calls import check_serve_answers
 from deploy.serve.serve_silence import tell_of_silence
 from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
-from deploy.serve.waiting_gateways import WaitingGateways
+from deploy.serve.waiting_gateways import NewsCopies, WaitingGateways
 from pdmux_actor.lease import Lease, UnitReport
 from pdmux_actor.serving.control_frames import ControlAddress
 from placement.errors import ModelUnknown
 from placement.scaling.seasonal_forecast import Season
-from router.access.key_usage import KeyUsage
+from router.access.rate_limits import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
 from router.view import FleetNews, FleetView

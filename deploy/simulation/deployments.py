@@ -317,7 +317,8 @@ def tuned_chunk_budget(
     host_s: float = 0.0,
     prompt_tokens: int = 0,
 ) -> int:
-    """The largest budget whose fused step meets the target for every model of the unit, or else the least there is.
+    """Tunes chunked prefill to the TBT target as Sarathi-Serve (arXiv:2403.02310) does: the largest budget whose fused
+    step meets the target for every model of the unit, or else the least there is.
 
     `prompt_tokens` is the longest prompt that counts: its last chunk attends to all that came before.
     """

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deploy.simulation.event_queue import EventQueue
-from deploy.simulation.slower_latency import SlowerLatency
 from deploy.simulation.virtual_world import Interference, InterferingExecutor
 from pdmux_actor.engine import EngineLoop, Inbox, build_scheduler
 from pdmux_actor.messages import GenerateRequest, LoadReport, TokenEvent
@@ -13,8 +12,8 @@ from pdmux_actor.scheduling.events import Arrival, AttachModel, Event
 from pdmux_actor.scheduling.launch import LaunchCompletion
 from pdmux_actor.scheduling.plain_batch import StretchTokens
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from profiler.latency import LatencyModel
-from profiler.specs import DeviceSpec
+from profiler.latency import ChunkShape, LatencyModel, overlapped_s
+from profiler.specs import DeviceSpec, ModelSpec
 
 OnTokens = Callable[[Sequence[TokenEvent]], None]
 OnLaunch = Callable[[LaunchCompletion], None]
@@ -163,3 +162,30 @@ class SimulatedEngine:
         if due_s is not None and due_s != self._due_s:
             self._agenda.wake_at(due_s, self._wake)
         self._due_s = due_s
+
+
+class SlowerLatency:
+    """Implements latency.LatencyModel: every launch takes `factor` times what another model says."""
+
+    def __init__(self, latency: LatencyModel, factor: float) -> None:
+        self._latency, self._factor = latency, factor
+
+    def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
+        return self._factor * self._latency.prefill_s(spec, chunks, sms)
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        return self._factor * self._latency.decode_s(spec, context_tokens, sms)
+
+    def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
+        return self._factor * self._latency.mixed_s(spec, chunks, context_tokens, sms)
+
+    def overlapped_s(
+        self,
+        spec: ModelSpec,
+        chunks: Sequence[ChunkShape],
+        context_tokens: Sequence[int],
+        sms: int,
+        *,
+        nano_batches: int,
+    ) -> float:
+        return self._factor * overlapped_s(self._latency, spec, chunks, context_tokens, sms, nano_batches=nano_batches)

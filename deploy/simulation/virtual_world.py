@@ -63,6 +63,8 @@ Interference = Mapping[tuple[str, str], float]
 
 
 class InterferingExecutor(StretchExecutor):
+    """Is a device on which some models slow each other down more than others, as caches and memory buses have it."""
+
     interference: Interference = MappingProxyType({})
 
     def _changed(self) -> None:

@@ -117,7 +117,9 @@ class FusedNorm(nn.Module):
 
 
 def fused_norm(norm: nn.Module, kernels: CpuKernels | None = None) -> FusedNorm | None:
-    """None: it is none that another stands for."""
+    """Tries out what a norm computes, which its name does not tell: Gemma's adds one to its weights. None: it is none
+    that another stands for.
+    """
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):

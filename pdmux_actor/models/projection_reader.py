@@ -1,17 +1,41 @@
 """Reads projections from a checkpoint: what one rank has of them, several side by side in one product."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from pdmux_actor.models.bytes_in_flight import BytesInFlight
 from pdmux_actor.models.linear import MakeProjection, Projection
 from pdmux_actor.models.rank_share import RankShare
 from pdmux_actor.models.tensor_reader import TensorPart, TensorReader
 
 RowsByName = Mapping[str, tuple[int, TensorPart | None]]
 """By the name of a projection the rows that this rank has, and which they are of all."""
+
+
+class BytesInFlight:
+    """Admits at most `limit_bytes` at once, or one that is larger."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, num_bytes: int) -> Iterator[None]:
+        """Waits until others have left room."""
+        with self._changed:
+            # no deadline: who holds room reads a tensor, lays it out and lets go, also when it raises
+            self._changed.wait_for(lambda: not self._held_bytes or self._held_bytes + num_bytes <= self._limit_bytes)
+            self._held_bytes += num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held_bytes -= num_bytes
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

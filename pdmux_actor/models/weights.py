@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import torch
 
-from pdmux_actor.models.bytes_in_flight import BytesInFlight
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
@@ -21,7 +20,7 @@ from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.memory_shortage import let_go
 from pdmux_actor.models.mixture import Experts, GroupedExperts, LoopedExperts, Mixture
 from pdmux_actor.models.operators import HeadNorms
-from pdmux_actor.models.projection_reader import ProjectionReader
+from pdmux_actor.models.projection_reader import BytesInFlight, ProjectionReader
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.models.tensor_reader import TensorReader
 from pdmux_actor.models.torch_threads import use_torch_threads

@@ -1,4 +1,6 @@
-"""Counts models that starve: in the sum of all requests one of a hundred hardly shows."""
+"""Looks at models one by one, which starve and which a plan helps: in the sum of all requests one of a hundred hardly
+shows.
+"""
 
 import numpy as np
 
@@ -22,3 +24,17 @@ def starved(served_shares: Floats) -> float:
         return 0.0
     missing = np.maximum(0.0, 1.0 - served_shares / FLOOR)
     return min(_EACH, 1.0 / len(served_shares)) * float(missing.sum())
+
+
+_SAME = 0.005  # of a model's demand
+
+
+def lifts_a_model(before: Floats, after: Floats, least: float) -> bool:
+    """Shares of each model's demand that two plans serve. Some model gains at least `least`, and whoever loses is still
+    better off than that model was: two models cannot take a place from each other in turn.
+    """
+    gain = after - before
+    lifted, dropped = gain >= least, gain < -_SAME
+    if not lifted.any():
+        return False
+    return not dropped.any() or bool(after[dropped].min() > before[lifted].min())

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from placement.estimation.model_floors import starved
 from placement.estimation.problem_arrays import Estimator, Instance, UnitKind, make_instance
-from placement.estimation.routed_shares import pull_of
 from placement.estimation.throughput import (
     BYTES,
     KV,
@@ -290,3 +289,16 @@ def _kv_share(sums: Floats, round_s: float, pool_blocks: float) -> float:
     if pool_blocks <= 0 or not np.isfinite(round_s):
         return 1.0
     return float(min(1.0, sums[KV] * round_s / pool_blocks))
+
+
+# Beyond some headroom more of it attracts no more load: otherwise idle units would take all.
+_LEAST, _MOST = 1e-3, 3.0
+_STEEPNESS = 0.7
+
+
+def pull_of(rates_per_s: Floats, headroom: Floats) -> Floats:
+    """Returns what replicas attract, in proportion, that have this load on units with this headroom; it settles in
+    rounds.
+    """
+    pull: Floats = rates_per_s * np.clip(headroom, _LEAST, _MOST) ** _STEEPNESS
+    return pull

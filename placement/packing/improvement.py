@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from placement.estimation.routed_shares import pull_of
+from placement.estimation.plan_estimate import pull_of
 from placement.packing.constructions import Openings
 from placement.packing.insertion import Insertion, InsertionRules
 from placement.packing.packing import Packing

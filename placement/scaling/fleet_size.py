@@ -168,3 +168,23 @@ class FleetSizing:
 
 def _with(counts: _Counts, index: int, change: int) -> _Counts:
     return (*counts[:index], counts[index] + change, *counts[index + 1 :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSizeQuestion:
+    """`models` with the demand that is expected by the time at which nodes asked for now would serve."""
+
+    pools: tuple[ElasticPool, ...]
+    models: tuple[PlacementModel, ...]
+    limits: SizeLimits
+
+    def answer(self, solver: Solver, estimator: Estimator, is_time_up: Callable[[], bool]) -> FleetSize:
+        sizing = FleetSizing(
+            pools=self.pools,
+            models=self.models,
+            limits=self.limits,
+            solver=solver,
+            estimator=estimator,
+            is_time_up=is_time_up,
+        )
+        return sizing.find()

@@ -5,19 +5,18 @@ the paper's fast heuristic instead of trying every pair: the model with the most
 has least to do and room for it, until all requests are in time or nothing fits. Best is what has most in time.
 
 Estimates know tensor parallelism only. A pipeline is modelled on them in the simplest way: latency is the sum of the
-stages, throughput that of the slowest; a stage has its part of the layers, rounded up. A plan
+stages, throughput that of the slowest (pipeline_simulation.py); a stage has its part of the layers, rounded up. A plan
 cannot say that a unit is a pipeline, so units, and simulations of the plan, run a group as one tensor-parallel mesh:
 what is AlpaServe's of it are sizes, replicas and who shares. Not done: buckets of models of like latency with GPUs of
 their own, and groups across nodes. Models below `replicas.min` go first, which the paper does not know.
 """
 
-import heapq
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from placement.estimation.pipeline_simulation import Arrival, BatchTime, PipelineOutcome, run_pipelines
 from placement.estimation.problem_arrays import Estimator, Instance, make_instance
 from placement.nodes import FleetPlan, NodePool
 from placement.packing.layout import plan_of_packing
@@ -30,31 +29,6 @@ _SLO_SCALE = 5.0  # the paper's: a request may take so many times what it takes 
 _HORIZON = 4.0  # longest deadlines, for queues to grow
 _STAGES = (1, 2, 4, 8)
 _RULE = "solver alpaserve places what brings most requests in time in its simulation; use solver search"
-
-
-Arrival = tuple[float, int]
-"""Seconds, and the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTime:
-    """A batch of b requests takes `fixed_s + b * per_request_s` of a server; it has at most `most_requests`."""
-
-    fixed_s: float
-    per_request_s: float
-    most_requests: int
-
-    def seconds(self, requests: int) -> float:
-        return self.fixed_s + requests * self.per_request_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineOutcome:
-    """`in_time` and `missed` count requests by model; `busy_s` are seconds of a server's time, by group."""
-
-    in_time: Mapping[int, int]
-    missed: Mapping[int, int]
-    busy_s: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,76 +198,3 @@ def _arrivals(instance: Instance, deadlines_s: Mapping[int, float], most_request
     times_s = np.cumsum(draw.exponential(1 / demand_per_s, requests))
     models = draw.choice(len(rates_per_s), size=requests, p=rates_per_s / demand_per_s)
     return list(zip(times_s.tolist(), models.tolist(), strict=True))
-
-
-def run_pipelines(
-    groups: Sequence[Mapping[int, BatchTime]],
-    arrivals: Sequence[Arrival],
-    deadlines_s: Mapping[int, float],
-    *,
-    stages: Sequence[int],
-) -> PipelineOutcome:
-    """`groups` has what batches of each model take that a group holds, `stages` how many batches it has under way;
-    `arrivals` are in order. A request must end `deadlines_s` of its model after it came.
-    """
-    in_time, missed = defaultdict[int, int](int), defaultdict[int, int](int)
-    running = [_Group(times, num, in_time, missed, deadlines_s) for times, num in zip(groups, stages, strict=True)]
-    holders = {model: [g for g in running if model in g.times] for _, model in arrivals}
-    for at_s, model in arrivals:
-        for group in holders[model]:
-            group.start_until(at_s)
-        if not holders[model]:
-            missed[model] += 1
-            continue
-        min(holders[model], key=_Group.queue).take(at_s, model)
-    for group in running:
-        group.start_until(float("inf"))
-    return PipelineOutcome(in_time=in_time, missed=missed, busy_s=[g.busy_s for g in running])
-
-
-class _Group:
-    def __init__(
-        self,
-        times: Mapping[int, BatchTime],
-        stages: int,
-        in_time: dict[int, int],
-        missed: dict[int, int],
-        deadlines_s: Mapping[int, float],
-    ) -> None:
-        self.times = times
-        self.busy_s = 0.0
-        self._waiting: dict[int, deque[float]] = {}
-        self._num_waiting = 0
-        self._free_s = [0.0] * stages
-        self._in_time, self._missed, self._deadlines_s = in_time, missed, deadlines_s
-
-    def queue(self) -> tuple[int, float]:
-        """Requests that wait, and when a server is free."""
-        return self._num_waiting, self._free_s[0]
-
-    def take(self, at_s: float, model: int) -> None:
-        self._waiting.setdefault(model, deque()).append(at_s)
-        self._num_waiting += 1
-
-    def start_until(self, now_s: float) -> None:
-        """Starts what could start by then; whoever waits came before that."""
-        while self._waiting:
-            oldest_s, model = min((came[0], m) for m, came in self._waiting.items())
-            start_s = max(self._free_s[0], oldest_s)
-            if start_s > now_s:
-                return
-            self._start(model, start_s)
-
-    def _start(self, model: int, start_s: float) -> None:
-        times, came = self.times[model], self._waiting[model]
-        batch = [came.popleft() for _ in range(min(len(came), times.most_requests))]
-        if not came:
-            del self._waiting[model]
-        self._num_waiting -= len(batch)
-        latest_s = start_s + times.seconds(len(batch)) - self._deadlines_s[model]
-        served = sum(1 for at_s in batch if at_s >= latest_s)
-        self._in_time[model] += served
-        self._missed[model] += len(batch) - served
-        if served:
-            heapq.heapreplace(self._free_s, start_s + times.seconds(served))
-            self.busy_s += times.seconds(served)

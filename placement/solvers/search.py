@@ -7,19 +7,16 @@ off a few units, put them back in another order, keep what is no worse. It can b
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from placement.estimation.lifted_models import lifts_a_model
+from placement.estimation.model_floors import lifts_a_model
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.nodes import FleetPlan, NodePool, openings_of
-from placement.packing.constructions import Openings, largest_first, other_constructions, rebuilds
+from placement.packing.constructions import Openings, largest_first, other_constructions, rebuilds, running_packing
 from placement.packing.improvement import balance, improve
 from placement.packing.insertion import InsertionRules
-from placement.packing.layout import carve, plan_of_packing
-from placement.packing.node_spreading import spread_over_nodes
+from placement.packing.layout import carve, plan_of_packing, spread_over_nodes
 from placement.packing.overload_relief import evict_spare, insert_missing, keep_spare, relieve
 from placement.packing.packing import Packing
-from placement.packing.packing_objective import Key, key_of, serves_all
-from placement.packing.routed_service import RoutedService
-from placement.packing.running_packing import running_packing
+from placement.packing.packing_objective import Key, RoutedService, key_of, serves_all
 from placement.packing.spare_nodes import open_twins, roomiest
 from placement.packing.spare_replicas import add_headroom
 from placement.packing.wake_affinity import prefer_waking

@@ -11,8 +11,7 @@ from starlette.datastructures import Headers
 
 from router.access.api_keys import KeyEntry, KeyRing, check_model
 from router.access.key_figures import KeyCounts, KeyFigures
-from router.access.key_usage import KeyUsage
-from router.access.rate_limits import RateLimits, RateStatus
+from router.access.rate_limits import KeyUsage, RateLimits, RateStatus
 from router.errors import AdminOnly, InvalidRequest, ModelNotAllowed, RateLimited
 from router.request_terms import Caller, Priority
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from router.access.key_figures import KeyFigures
-from router.access.recent_tokens import WINDOW_S
+from router.access.key_figures import WINDOW_S, KeyFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

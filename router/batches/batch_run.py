@@ -19,7 +19,7 @@ from router.batches.input_lines import InputLine, checked, lines
 from router.batches.kept_batches import KeptBatches, LineResult, result_file_id
 from router.batches.kept_files import KeptFiles, least_of
 from router.batches.line_runner import AskLine, not_asked, result_of
-from router.batches.store_threads import StoreThreads
+from router.batches.object_store import StoreThreads
 from router.telemetry.metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)

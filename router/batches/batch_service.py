@@ -10,8 +10,7 @@ from router.batches.batch_worker import BatchWorker
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.line_runner import AskLine
-from router.batches.object_store import ObjectStore, StoreUnusable
-from router.batches.store_threads import StoreThreads
+from router.batches.object_store import ObjectStore, StoreThreads, StoreUnusable
 from router.errors import BatchesUnavailable
 from router.telemetry.metrics import BatchMetrics
 

@@ -13,7 +13,7 @@ from router.batches.batch_settings import BatchSettings
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
 from router.batches.line_runner import AskLine
-from router.batches.store_threads import StoreThreads
+from router.batches.object_store import StoreThreads
 from router.telemetry.metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)

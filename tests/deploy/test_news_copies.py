@@ -1,6 +1,6 @@
 """One copy of the fleet's news for many gateways."""
 
-from deploy.serve.news_copies import NewsCopies
+from deploy.serve.waiting_gateways import NewsCopies
 from router.view import FleetNews, FleetView, read_news
 
 

@@ -12,7 +12,7 @@ from deploy.control.control_rules import ControlRules
 from deploy.control.plan_choice import Needs
 from deploy.control.plan_worth import Appraisal, MovePrice, gain_in_words, is_worth_moving, move_price
 from placement.demand import ModelDemand
-from placement.estimation.lifted_models import lifts_a_model
+from placement.estimation.model_floors import lifts_a_model
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 
 GIB = 2**30

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy.commands import simulate as simulate_module
-from deploy.commands.few_requests import few_requests_line
+from deploy.commands.table_cells import few_requests_line
 from deploy.simulation.fleet_outcome import FleetOutcome
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"

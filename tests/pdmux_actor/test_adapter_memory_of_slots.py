@@ -10,7 +10,7 @@ from lora_adapters import SHAPES, random_adapter
 from pdmux_actor.models.lora import AdapterSlots
 from pdmux_actor.models.lora_checkpoint import read_adapter
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
-from placement.estimation.adapter_memory import AdapterShape, adapters_bytes
+from placement.estimation.memory import AdapterShape, adapters_bytes
 from profiler.specs import ModelSpec
 
 SHAPE = CheckpointShape(

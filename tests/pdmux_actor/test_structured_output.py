@@ -29,7 +29,7 @@ from pdmux_actor.messages import (
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.events import Arrival, AttachModel, Stop
 from pdmux_actor.scheduling.settings import SchedulerSettings
-from pdmux_actor.serving.token_text import TokenBytes
+from pdmux_actor.serving.detokenizer import TokenBytes
 from profiler.roofline import RooflineLatency
 from router.openai.tools import FunctionTool, tool_use
 from router.text.call_marks import call_marks

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.models.bytes_in_flight import BytesInFlight
 from pdmux_actor.models.checkpoint import read_json
 from pdmux_actor.models.config import DecoderConfig
+from pdmux_actor.models.projection_reader import BytesInFlight
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.models.weights import load_weights
 

@@ -6,8 +6,7 @@ import pytest
 from llama_fleets import ESTIMATOR
 from placement_cases import MIB, make_model, make_unit
 
-from placement.estimation.adapter_memory import AdapterShape, adapters_bytes
-from placement.estimation.memory import bytes_for_models, resident_bytes
+from placement.estimation.memory import AdapterShape, adapters_bytes, bytes_for_models, resident_bytes
 from placement.pool_sizing import size_pools
 from placement.problem import PlacementModel, Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver

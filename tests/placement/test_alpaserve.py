@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from llama_fleets import LLAMA_7B, LLAMA_65B, llm, nodes
 from placement_cases import assert_sound, make_model, make_unit, model_lists, unit_lists
 
+from placement.estimation.pipeline_simulation import BatchTime, run_pipelines
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
-from placement.solvers.alpaserve import AlpaServeSolver, BatchTime, run_pipelines
+from placement.solvers.alpaserve import AlpaServeSolver
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 
 ONE_BY_ONE = BatchTime(fixed_s=0.0, per_request_s=4.0, most_requests=1)

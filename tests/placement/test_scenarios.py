@@ -6,7 +6,7 @@ from llama_fleets import ESTIMATOR, LLAMA_13B, llm, nodes
 
 from placement.estimation.problem_arrays import make_instance
 from placement.nodes import openings_of
-from placement.packing.node_spreading import spread_over_nodes
+from placement.packing.layout import spread_over_nodes
 from placement.packing.packing import Packing
 from placement.packing.spare_replicas import spread_replicas
 from placement.plan import ModelPlacement, Plan, UnitPlan

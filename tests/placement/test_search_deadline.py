@@ -10,7 +10,7 @@ from placement_cases import make_model, make_spec, make_unit
 from placement.estimation.quotas import QuotaClaim
 from placement.estimation.throughput import Floats, KindCosts
 from placement.packing.packing import Packing
-from placement.packing.routed_service import RoutedService
+from placement.packing.packing_objective import RoutedService
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 from placement.solvers.search import SearchSolver

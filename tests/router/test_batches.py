@@ -19,8 +19,7 @@ from router.batches.batch_run import BatchRun
 from router.batches.input_lines import InputLine
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
-from router.batches.object_store import ObjectStore
-from router.batches.store_threads import StoreThreads
+from router.batches.object_store import ObjectStore, StoreThreads
 from router.request_terms import Caller
 from router.telemetry.metrics import BatchMetrics
 

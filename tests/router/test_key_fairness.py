@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.access.key_fairness import jain_index, keys_report
-from router.access.key_figures import KeyFigures
-from router.access.recent_tokens import WINDOW_S, RecentTokens
+from router.access.key_figures import WINDOW_S, KeyFigures, RecentTokens
 
 
 def key(name: str, recent: int, waiting: int = 0) -> KeyFigures:

@@ -3,8 +3,7 @@
 import pytest
 
 from router.access.api_keys import KeyEntry
-from router.access.key_usage import KeyUsage
-from router.access.rate_limits import RateLimits
+from router.access.rate_limits import KeyUsage, RateLimits
 
 ENTRY = KeyEntry(key_id="k", name="team", hash="sha256:0", requests_per_minute=60, tokens_per_minute=600)
 

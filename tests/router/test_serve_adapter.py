@@ -10,7 +10,7 @@ from served_ingress import until_ready
 
 from router import serve_deployment as serve_adapter
 from router.access.api_keys import KeyEntry, KeyRing
-from router.access.key_usage import KeyUsage
+from router.access.rate_limits import KeyUsage
 from router.fleet_follower import WAIT_S
 from router.serve_deployment import GatewayIngress
 from router.view import FleetView

@@ -59,7 +59,12 @@ class AsleepModels:
 
 
 class UnlockedPieces:
-    """Any thread may call."""
+    """Unlocks host memory from which weights were copied, a piece at a time, in moments without launches. NVIDIA's
+    documentation says of cudaHostUnregister that it unmaps the pages, and neither that it waits for the device nor that
+    it does not; AMD's call of that name does. Whoever launches meanwhile may be held up in any case, and a large model
+    has hundreds of pieces: so its memory goes when no launch is in flight, or at once where somebody needs it. Any
+    thread may call.
+    """
 
     def __init__(self) -> None:
         self._regions: deque[HostRegion] = deque()

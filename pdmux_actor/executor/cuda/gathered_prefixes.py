@@ -81,7 +81,10 @@ def _from_zero(ends: Tensor, piece: GatherPiece) -> Tensor:
 
 
 def gather_pieces(chunks: Sequence[ChunkExtent], kv_heads: int, most_head_tokens: int | None) -> Sequence[GatherPiece]:
-    """A piece has `most_head_tokens` tokens times heads at most, or one head of one chunk; None: there is one piece."""
+    """Cuts what attention gathers of cached prefixes into pieces that fit the memory that is reserved for it: chunks'
+    contexts together as far as they fit, of one that is too long alone some KV heads at a time, which are independent.
+    A piece has `most_head_tokens` tokens times heads at most, or one head of one chunk; None: there is one piece.
+    """
     pieces, first_context = list[GatherPiece](), 0
     for first, last in _groups(chunks, kv_heads, most_head_tokens):
         group, first_token = chunks[first:last], chunks[first].first

@@ -206,7 +206,7 @@ def draw_rows(
     candidates: int = _CANDIDATES,
 ) -> Tensor:
     """Returns token ids, int64 [rows]: `likeliest` of rows without a temperature or with logits that are not finite,
-    else what token_drawing.py draws from the same logits: in falling order where a row has top-k or top-p, by id where
+    else what sampler.py draws from the same logits: in falling order where a row has top-k or top-p, by id where
     it has none.
 
     logits: float32 [rows, vocab_size]; per row: `highest` logit, `likeliest` (int64), temperatures, top_ps, uniforms,

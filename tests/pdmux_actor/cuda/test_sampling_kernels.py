@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
-from pdmux_actor.executor.token_drawing import draw_filtered, draw_unfiltered
+from pdmux_actor.executor.sampler import draw_filtered, draw_unfiltered
 
 VOCABULARY = 67
 TRIED = 4  # of the tokens that are left, each drawn once: the interpreter takes some 20 milliseconds for a row
