@@ -94,7 +94,7 @@ def test_family__as_the_page_shows_it__says_the_tokens_of_transformers(tree: Pat
 
     tests, _ = said
     assert passed(said[tests]) > 1
-    assert "| `CwmForCausalLM` | Code World Model | yes |" in (tree / "docs" / "models.md").read_text()
+    assert "| `MinistralForCausalLM` | Ministral 8B | yes |" in (tree / "docs" / "models.md").read_text()
 
 
 def test_solver__as_the_page_shows_it__plans_a_fleet_and_is_in_the_help(tree: Path) -> None:

@@ -1,10 +1,7 @@
 """What every solver promises, and what search adds."""
 
 import random
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.estimation.served_bound import most_served, most_served_of_nodes
 from placement.nodes import FleetPlan, NodePool
-from placement.plan import Plan, UnitCapacity
+from placement.plan import UnitCapacity
 from placement.problem import FleetSolver, PlacementModel, Solver
 from placement.solvers.exhaustive import ExhaustiveSolver
 from placement.solvers.muxserve import MuxServeSolver, mesh_groups
@@ -27,9 +24,6 @@ from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 from profiler.gpus.l40s import DEVICE as L40S
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from planning.candidate_solver import CandidateSolver
 
 SEARCH = SearchSolver(rounds=15)
 # A search of few rounds, and whatever else the register holds that does not try every plan.
@@ -337,23 +331,6 @@ def test_search__time_is_up__still_plans() -> None:
     layout = SearchSolver(estimator=ESTIMATOR, is_time_up=lambda: True).lay_out([nodes()], models)
 
     assert layout.plan.unplaced == {}
-
-
-class FewestUnits:
-    """A judge that likes what the estimate does not ask for."""
-
-    def score(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan) -> tuple[float, ...]:
-        return (-len(units),)
-
-
-def test_finalists__scorer_has_its_own_mind__its_choice_wins() -> None:
-    models = power_law([LLAMA_7B] * 6, alpha=0.9, max_rate_per_s=4)
-    spatial, search = FLEET_SOLVERS[2], FLEET_SOLVERS[0]
-
-    chosen = CandidateSolver(solvers=[spatial, search], scorer=FewestUnits()).lay_out([nodes()], models)
-
-    assert chosen == search.lay_out([nodes()], models)
-    assert len(chosen.units) < len(spatial.lay_out([nodes()], models).units)
 
 
 def test_exhaustive__too_many_plans__says_what_to_use_instead() -> None:
