@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import resource
 import secrets
 import sys
 import threading
@@ -31,6 +32,7 @@ from deploy.local.start_checks import (
     check_docstrings,
     check_gpus,
     check_notes_folder,
+    check_open_files,
     check_weights,
 )
 from deploy.local.supervisor import Supervisor, supervised
@@ -62,6 +64,8 @@ def fleet_on_screen(
         check_cluster_answers(address)
     else:  # a cluster that is already there has its own environment, which this process was given
         check_docstrings(sys.flags.optimize)
+        if proxy == "haproxy":
+            check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         check_notes_folder(running_fleets_folder())
         tell_of_namesakes(fleet, console)
         check_weights(fleet)

@@ -1,5 +1,6 @@
 """Checks what can be known to be wrong before Ray starts. Each check raises an error with the remedy."""
 
+import resource
 import socket
 import tempfile
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from deploy.fleet_file.settings import FleetFile
 
 _CONNECT_S = 5.0
 _NOTES_BYTES = 64 * 1024  # an empty file can be made on a disk that is full
+_OPEN_FILES = 512
 _WITHOUT_ADDRESS = frozenset({"auto", "local"})  # Ray finds out by itself, at once
 
 
@@ -34,6 +36,15 @@ def check_docstrings(optimize: int) -> None:
         raise FleetStartError(
             reason="Python leaves docstrings out (PYTHONOPTIMIZE=2 or -OO), and Ray's agents do not start without",
             remedy="unset PYTHONOPTIMIZE",
+        )
+
+
+def check_open_files(most: int) -> None:
+    """`most`: how many files a process may have open where it asks for more. For a fleet behind HAProxy."""
+    if most != resource.RLIM_INFINITY and most < _OPEN_FILES:
+        raise FleetStartError(
+            reason=f"a process may have {most} files open (`ulimit -Hn`), and HAProxy needs more",
+            remedy=f"allow {_OPEN_FILES} or more, or set gateway.proxy: python",
         )
 
 

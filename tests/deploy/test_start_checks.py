@@ -15,6 +15,7 @@ from deploy.local.start_checks import (
     check_docstrings,
     check_gpus,
     check_notes_folder,
+    check_open_files,
     check_weights,
 )
 from deploy.local.supervisor import Supervisor
@@ -45,6 +46,13 @@ def test_docstrings__python_leaves_them_out__is_said_before_ray_is_started_in_va
     with pytest.raises(FleetStartError, match="unset PYTHONOPTIMIZE"):
         check_docstrings(2)
     check_docstrings(1)
+
+
+@pytest.mark.parametrize("most", [512, 4096, -1])
+def test_open_files__fewer_than_haproxy_needs__are_said_before_anything_starts(most: int) -> None:
+    with pytest.raises(FleetStartError, match=r"256 files open \(`ulimit -Hn`\).*allow 512 or more"):
+        check_open_files(256)
+    check_open_files(most)
 
 
 @pytest.mark.parametrize(
