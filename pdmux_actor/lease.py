@@ -1,6 +1,6 @@
 """Defines the messages of control loop and unit: a unit registers by its first heartbeat; the answer is a lease."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pdmux_actor.messages import LoadReport, Slo
@@ -11,6 +11,24 @@ from profiler.specs import DeviceSpec
 
 QUIET_HEARTBEAT_S = 1.0
 """Between two heartbeats of a unit where nothing happens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsOrigin:
+    """Says what a model is loaded from, and how. Fields as of ModelAssignment."""
+
+    source: str
+    revision: str | None = None
+    dtype: str | None = None
+    weights: str | None = None
+    max_model_len: int | None = None
+
+    def name(self, base: "WeightsOrigin | None" = None) -> tuple[str | None, ...]:
+        """Names what answers are computed with, those of an adapter with its `base`: under another name a model says
+        something else. Its longest sequence changes none of them.
+        """
+        own = self.source, self.revision, self.dtype, self.weights
+        return own if base is None else own + base.name()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +48,27 @@ class ModelAssignment:
     weights: str | None = None
     max_model_len: int | None = None
     base: str | None = None
+
+    @property
+    def origin(self) -> WeightsOrigin:
+        return WeightsOrigin(
+            source=self.source,
+            revision=self.revision,
+            dtype=self.dtype,
+            weights=self.weights,
+            max_model_len=self.max_model_len,
+        )
+
+    def loaded_from(self, origin: WeightsOrigin) -> "ModelAssignment":
+        """Returns the same with other weights."""
+        return replace(
+            self,
+            source=origin.source,
+            revision=origin.revision,
+            dtype=origin.dtype,
+            weights=origin.weights,
+            max_model_len=origin.max_model_len,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +152,8 @@ def capturing(read: LoadProgress | None, done_graphs: int, total_graphs: int) ->
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """`max_model_len` is known once the model is READY; `error` says why it FAILED and the remedy. `asleep` is told of
-    a model that is ASLEEP, `progress` of one that is LOADING, `base` of an adapter.
+    a model that is ASLEEP, `progress` of one that is LOADING, `base` of an adapter. `origin` is that of the weights
+    which the unit has, or loads; None: it is of a release that does not tell.
     """
 
     model: str
@@ -123,6 +163,7 @@ class ModelStatus:
     asleep: SleepingWeights | None = None
     progress: LoadProgress | None = None
     base: str | None = None
+    origin: WeightsOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +203,14 @@ class UnitReport:
     sizes_pool: bool = False
     role: UnitRole = UnitRole.BOTH
     native_on: NativeDevice | None = None
+
+    def base_of(self, status: ModelStatus) -> ModelStatus | None:
+        """Returns what it says of an adapter's base; None of what is no adapter."""
+        return None if status.base is None else next((s for s in self.models if s.model == status.base), None)
+
+    def weights_of(self, status: ModelStatus) -> tuple[str | None, ...]:
+        """Names a model's weights as `WeightsOrigin.name` does; () where the unit does not tell."""
+        if status.origin is None:
+            return ()
+        base = self.base_of(status)
+        return status.origin.name(None if base is None else base.origin)

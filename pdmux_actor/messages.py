@@ -120,6 +120,7 @@ class GenerateRequest:
     `output_token_ids`. `traceparent` (W3C Trace Context) is that of the span that asks, where it is traced.
     One that `hands_over` asks for one token, since another unit goes on: text that may still change is held back when
     it ends by its length. `kv_from` is the frame stream of the unit that computed the prompt: its KV is fetched there.
+    `weights` names those that its tokens were made for (`WeightsOrigin.name`): a unit that has others gives it back.
     """
 
     request_id: str
@@ -137,6 +138,7 @@ class GenerateRequest:
     traceparent: str = ""
     hands_over: bool = False
     kv_from: str = ""
+    weights: tuple[str | None, ...] = ()
 
 
 class SampledToken(NamedTuple):

@@ -28,7 +28,7 @@ RouterError
 ├── GatewayNotReady          no model is routable, the control loop has not told yet which there are, or it ends
 ├── TokenizerUnavailable     the gateway cannot load the model's tokenizer, or lost the process that works on text
 ├── GenerationFailed         the engine gave the request up
-├── WeightsChanged           the model was given other weights before its answer had ended
+├── WeightsChanged           no unit has the weights any more that an answer was prepared for, or begun by
 ├── GatewayFault             a bug of ours; the gateway's log has its traceback
 ├── UnitsLost                every unit that was tried died under the request
 └── RequestKilledUnits       units died under the request, before they gave it a token
@@ -331,13 +331,16 @@ class UnitsLost(RouterError):
 
 
 class WeightsChanged(RouterError):
-    def __init__(self, *, model: str, retry_after_s: int) -> None:
+    """`has_begun`: one that has not is prepared for the other weights, and no client hears of it."""
+
+    def __init__(self, *, model: str, has_begun: bool, retry_after_s: int) -> None:
         super().__init__(
             f"The model {model!r} was given other weights before this answer had ended, and does not end what it began "
             f"with others; retry in {retry_after_s} s for an answer by the new ones.",
             retry_after_s=retry_after_s,
         )
         self.model = model
+        self.has_begun = has_begun
 
 
 class RequestKilledUnits(RouterError):

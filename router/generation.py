@@ -26,7 +26,7 @@ class Generation:
     counts those of the request. One that is `prompt_only`, as one that `embeds`, was asked for no token: that which
     an engine gives to every prompt is nobody's. `fills_context`: no `max_tokens` were asked for, and it ends where
     units' contexts do. `shares_prompt`: another choice of the request is charged for it. `weights` are those of the
-    model when it was asked (`ModelCard.weights`).
+    model that its prompt was made for (`ModelCard.weights`).
     """
 
     request_id: str
@@ -86,6 +86,7 @@ class Generation:
             constrained=self.sampling.structured_output is not None,
             fills_context=self.fills_context,
             param=self.prompt_param,
+            weights=self.weights,
         )
 
 

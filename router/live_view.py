@@ -1,9 +1,9 @@
 """The newest view of the fleet, and a way to wait for the next one."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from pdmux_actor.lease import ModelPhase
+from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from router.change_signal import ChangeSignal
 from router.view import FleetView, ModelCard
 
@@ -32,7 +32,7 @@ class LiveView:
         self._view = _NOTHING
         self._cards: Mapping[str, ModelCard] = {}
         self._max_model_lens: dict[str, ContextLengths] = {}
-        self._ready: frozenset[str] = frozenset()
+        self._ready: Mapping[str, Sequence[ModelCard]] = {}
         self._signal = ChangeSignal()
         self.updated_s: float | None = None
 
@@ -44,14 +44,15 @@ class LiveView:
         self._view = view
         self._cards = {card.model: card for card in view.models}
         known = {m: length for m, length in self._max_model_lens.items() if m in self._cards}
-        ready, lengths = set[str](), dict[str, int]()
+        ready, lengths = dict[str, list[ModelCard]](), dict[str, int]()
         for unit in view.units:
             for status in unit.report.models:
                 if status.phase is ModelPhase.READY:
-                    ready.add(status.model)
+                    if (card := self._cards.get(status.model)) is not None:
+                        ready.setdefault(status.model, []).append(_of_unit(card, unit.report, status))
                     if status.max_model_len is not None:
                         lengths[status.model] = max(lengths.get(status.model, 0), status.max_model_len)
-        self._ready = frozenset(ready)
+        self._ready = ready
         self._max_model_lens = known | {m: _offered(known.get(m), tokens, now_s) for m, tokens in lengths.items()}
         self.updated_s = now_s
         self._signal.tell()
@@ -62,6 +63,17 @@ class LiveView:
     def is_ready(self, model: str) -> bool:
         """Says whether a unit has the model, or had it in the last view."""
         return model in self._ready
+
+    def ready_cards(self, model: str) -> Sequence[ModelCard]:
+        """Returns one for each unit that has the model ready: a unit that has yet to be given the fleet file's weights
+        has those before.
+        """
+        return self._ready.get(model, ())
+
+    def offers(self, model: str, weights: tuple[str | None, ...]) -> bool:
+        """Says whether what was made for these weights of the model may still be served."""
+        card = self._cards.get(model)
+        return card is None or card.weights == weights or any(c.weights == weights for c in self.ready_cards(model))
 
     def context(self, model: str) -> ContextLengths | None:
         """None before the first unit was ready."""
@@ -92,6 +104,17 @@ class LiveView:
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next update, or after `timeout_s`."""
         await self._signal.changed_within(timeout_s)
+
+
+def _of_unit(card: ModelCard, report: UnitReport, status: ModelStatus) -> ModelCard:
+    """The card of the weights that a unit has."""
+    weights = report.weights_of(status)
+    if weights == card.weights or not (weights and card.weights):  # an earlier release does not tell
+        return card
+    text = report.base_of(status) or status  # an adapter has its base's tokenizer
+    origin = text.origin or status.origin
+    assert origin is not None, "it has told its weights"
+    return replace(card, source=origin.source, revision=origin.revision, weights=weights)
 
 
 def _offered(before: ContextLengths | None, tokens: int, now_s: float) -> ContextLengths:

@@ -108,7 +108,7 @@ class AdmissionRequest:
     of the prompt's prefixes, shortest first (PrefixIndex), `conversation` what the client calls its conversation.
     `constrained`: its output follows a schema, which not every engine can see to. `fills_context`: nobody asked for
     `max_tokens`, which are what the longest units took when it came; they may take less by now. `param`: where its
-    prompt came from.
+    prompt came from. `weights`: those of the model that its prompt was made for; (): any.
     """
 
     request_id: str
@@ -125,6 +125,7 @@ class AdmissionRequest:
     constrained: bool = False
     fills_context: bool = False
     param: str = "prompt"
+    weights: tuple[str | None, ...] = ()
 
     @property
     def gives_way(self) -> bool:

@@ -119,6 +119,8 @@ def problems(status: FleetStatus) -> Iterator[str]:
     for model in status.models:
         if model.problem is not None:
             yield f"{model.model}: {' '.join(model.problem.split())}"
+        if model.weights_told:
+            yield f"{model.model}: {model.weights_told}"
     for unit in status.units:
         if unit.out_for_s:
             yield f"unit {unit.report.unit_id} is out for {unit.out_for_s:.0f} s: what ran in its place kept dying"
@@ -145,6 +147,7 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
                 "asleep_on": list(m.asleep_on),
                 "rate_per_s": m.rate_per_s,
                 "problem": m.problem,
+                "with_other_weights": m.with_other_weights,
             }
             for m in status.models
         ],

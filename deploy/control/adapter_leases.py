@@ -1,13 +1,17 @@
-"""Gives a placed model's adapters their part of its lease: they are wherever it is, and need no plan."""
+"""Gives a placed model's adapters their part of its lease, and counts it with the model's: they are wherever it is, and
+need no plan.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from deploy.fleet_file.model_catalog import Catalog
-from pdmux_actor.lease import ModelAssignment, UnitReport
+from pdmux_actor.lease import ModelAssignment, ModelPhase, UnitReport
 from placement.demand import ModelDemand
-from placement.plan import ModelPlacement
+from placement.plan import ModelPlacement, UnitPlan
+
+_HELD = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING})
 
 
 def assignments(
@@ -23,8 +27,16 @@ def assignments(
         yield from (member.assignment(quota) for member, quota in zip(family, quotas, strict=True))
 
 
-def quotas_with_adapters(report: UnitReport) -> Mapping[str, int]:
-    """Returns what a unit's models and their adapters hold together, by the model."""
+def held_by(report: UnitReport, catalog: Catalog) -> UnitPlan:
+    """Returns the models of the catalog that a unit has, with what they and their adapters may hold together."""
+    quotas = _quotas_with_adapters(report)
+    held = [s.model for s in report.models if s.phase in _HELD and catalog.places(s.model)]
+    share = report.total_blocks // max(1, len(held))
+    models = tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held)
+    return UnitPlan(unit_id=report.unit_id, models=models)
+
+
+def _quotas_with_adapters(report: UnitReport) -> Mapping[str, int]:
     bases = {s.model: s.base for s in report.models}
     quotas = Counter[str]()
     for load in () if report.load is None else report.load.models:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from deploy.control.adapter_leases import assignments, quotas_with_adapters
+from deploy.control.adapter_leases import assignments, held_by
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
 from deploy.control.cordons import Cordon, Cordons
@@ -29,14 +29,14 @@ from deploy.control.told_states import model_states, unit_states
 from deploy.control.transition import in_words
 from deploy.control.unit_registry import Lost
 from deploy.control.usable_units import Fleet
+from deploy.control.weights_rollout import RolloutRights, WeightsRollout
 from deploy.fleet_file.model_catalog import Catalog
-from pdmux_actor.lease import Lease, ModelPhase, UnitReport
-from placement.plan import ModelPlacement, Plan, UnitPlan
+from pdmux_actor.lease import Lease, UnitReport
+from placement.plan import Plan
 from placement.plan_explanation import Explanation
 from router.admission.demand_report import DemandReport
 from router.view import FleetView, UnitView
 
-_HELD = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING})
 _TICK_S = 0.2  # heartbeats of a large fleet come thick and fast
 _LARGE_FLEET = 64  # units: in all but a few heartbeats there is news, and each tick looks at all units
 
@@ -73,6 +73,7 @@ class ControlLoop:
         self._costs = FleetCosts()
         self._fleet = Fleet(self._timing, self._rules, self._leases, stood_s)
         self._migration = PlanMigration(self._fleet, self._rules)
+        self._rollout = WeightsRollout(self._fleet, self._leases, self._history)
         self.scaling = PoolScaling(self._fleet, self._history, epoch_s)
         parts = (self._popularity, self._history, self._scale_to_zero, self._migration.transition, self._fleet)
         self._succession = Succession(*parts, self.scaling)
@@ -99,9 +100,12 @@ class ControlLoop:
         """Returns what a successor needs; None before this control loop has settled itself."""
         if not self._is_settled:
             return None
-        due = self._why is not None or (self._requests is not None and self._requests.is_awaited)
-        plan, goal = self._migration.plan, self._migration.goal
+        plan, goal, due = self._migration.plan, self._migration.goal, self._is_plan_due
         return self._succession.state(self._wanted, plan, goal, self._asleep, is_plan_due=due, now_s=now_s)
+
+    @property
+    def _is_plan_due(self) -> bool:
+        return self._why is not None or self._requests is None or self._requests.is_awaited
 
     def set_catalog(
         self,
@@ -147,7 +151,9 @@ class ControlLoop:
             return lease
         placements = self._migration.plan.models_of(report.unit_id)
         asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
-        models = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
+        wanted = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
+        rights = RolloutRights(may_change=self._is_settled, may_interrupt=not self._is_plan_due)
+        models = self._rollout.in_turn(report, wanted, self._migration, rights, now_s)
         return self._leases.renew(report, models, self._catalog.policy, asleep, registry.pool_blocks(report.unit_id))
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
@@ -200,8 +206,8 @@ class ControlLoop:
 
     def is_settled(self, unit_id: str, now_s: float) -> bool:
         """Says whether nothing is to change on a unit: one that came, or one that was told to leave."""
-        is_plan_due = self._why is not None or self._requests is None or self._requests.is_awaited
-        return is_settled(unit_id, self._fleet.at(now_s), self._migration.goal, is_plan_due=is_plan_due, now_s=now_s)
+        fleet, goal = self._fleet.at(now_s), self._migration.goal
+        return is_settled(unit_id, fleet, goal, is_plan_due=self._is_plan_due, now_s=now_s)
 
     @property
     def cordons(self) -> Cordons:
@@ -237,7 +243,7 @@ class ControlLoop:
         told = explain_also(asleep, model, needs, self._migration.planned_goal(needs), self._costs.estimator)
         return replace(told, forecast=self.scaling.forecasts.expected(model, now_s, self.scaling.lead_s))
 
-    def _need_plan(self, why: str) -> None:
+    def _need_plan(self, why: str | None) -> None:
         self._why = self._why or why
 
     # ---- units that come and go ----
@@ -255,18 +261,12 @@ class ControlLoop:
         """What a unit serves when it is first heard of stays there: this control loop restarted, the unit did not. True
         if what it shall serve is known from before.
         """
-        quotas = quotas_with_adapters(report)
-        held = [s.model for s in report.models if s.phase in _HELD and self._catalog.places(s.model)]
-        share = report.total_blocks // max(1, len(held))
-        adopted = UnitPlan(
-            unit_id=report.unit_id,
-            models=tuple(ModelPlacement(model=m, quota_blocks=quotas.get(m) or share) for m in held),
-        )
+        adopted = held_by(report, self._catalog)
         led = self._succession.plans_of(adopted)
         in_force, goal = led or (adopted, adopted)
         self._migration.adopt_unit(adopted, in_force, goal, now_s)
-        for model in held if led is None else ():
-            self._scale_to_zero.keep(model, now_s)
+        for placed in adopted.models if led is None else ():
+            self._scale_to_zero.keep(placed.model, now_s)
         return led is not None
 
     def _lose(self, lost: Lost, now_s: float) -> None:
@@ -294,8 +294,8 @@ class ControlLoop:
         self._note_sleep(now_s)
         if self._requests is None or not self._may_plan(now_s):
             return
-        if why := self.scaling.settle(self._migration.goal, self._catalog.placed, now_s):
-            self._need_plan(why)
+        self._need_plan(self._rollout.look(self._catalog, self._migration, now_s))
+        self._need_plan(self.scaling.settle(self._migration.goal, self._catalog.placed, now_s))
         if self._why is not None:
             self._ask_for_plan(self._requests, self._why, now_s)
         elif news is not None or now_s - self._looked_s >= self._rules.replan_every_s:
@@ -379,7 +379,7 @@ class ControlLoop:
             self._history.note(now_s, verdict.kind, verdict.reason)
 
     def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
-        if self._migration.set_out(solution, self._catalog):
+        if self._migration.set_out(self._rollout.without_wishes(solution), self._catalog):
             gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
             self._history.note(now_s, "plan", why + gone)
 
@@ -393,8 +393,8 @@ class ControlLoop:
             self._history.moved(now_s, steps, tuple(in_words(s) for s in steps))
 
     def _model_needs(self) -> ModelNeeds:
-        plan, goal = self._migration.plan, self._migration.goal
-        return ModelNeeds(self._fleet, self._catalog, self._popularity, self._scale_to_zero, plan=plan, goal=goal)
+        told = (self._fleet, self._catalog, self._popularity, self._scale_to_zero)
+        return ModelNeeds(*told, self._migration.plan, self._migration.goal, self._rollout.doubled)
 
     def _needs(self, now_s: float) -> Needs:
         return self._model_needs().needs(self._asleep, self._rules, now_s)

@@ -20,6 +20,8 @@ class ModelState:
     not served, and the remedy. `is_asleep`: nobody asks for it, and no device holds it. `asleep_on`: units whose host
     memory holds its weights. `rate_per_s` is what the control loop plans for. `progress` is the load's that is ahead.
     `asked` sums what gateways count; None: none has been heard of lately. `weight_bytes` is 0 where it is not known.
+    `with_other_weights` counts replicas that have others yet than the fleet file names, `with_its_weights` those that
+    serve these.
     """
 
     model: str
@@ -33,10 +35,23 @@ class ModelState:
     asked: ModelAsked | None = None
     slo: Slo | None = None
     weight_bytes: int = 0
+    with_other_weights: int = 0
+    with_its_weights: int = 0
 
     @property
     def is_ready(self) -> bool:
         return ModelPhase.READY in self.phases
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Says whether it is ready, and nothing else than what the fleet file names is."""
+        return self.is_ready and not self.with_other_weights
+
+    @property
+    def weights_told(self) -> str:
+        """Returns how far a change of its weights is; "" while there is none."""
+        told = f"{self.with_its_weights} of {len(self.phases)} replicas have the new weights"
+        return told if self.with_other_weights else ""
 
     @property
     def state(self) -> str:

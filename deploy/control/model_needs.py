@@ -24,7 +24,9 @@ from traces.timeliness import SloTarget
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """`plan` is in force, `goal` what shall be."""
+    """`plan` is in force, `goal` what shall be. `doubled` models need a second replica for as long as one of other
+    weights is there.
+    """
 
     fleet: Fleet
     catalog: Catalog
@@ -32,6 +34,7 @@ class ModelNeeds:
     scale_to_zero: ScaleToZero
     plan: Plan
     goal: Plan
+    doubled: Set[str] = frozenset()
 
     def settle(self, rules: ControlRules, estimator: Estimator, now_s: float) -> None:
         """Brings up to date what plans count on of what units measured."""
@@ -81,12 +84,13 @@ class ModelNeeds:
         placement = model.placement(together(model.id, [self.popularity.demand(m.id) for m in family]))
         if placement is None:
             return None
-        correction = self.fleet.learning.of_model(model.id)
+        correction, least = self.fleet.learning.of_model(model.id), 1 + (model.id in self.doubled)
         # One plan for all of them: that of the one that is in the greatest hurry.
         slo = SloTarget(ttft_s=min(m.slo.ttft_s for m in family), tbt_s=min(m.slo.tbt_s for m in family))
         placement = replace(
             placement,
-            min_replicas=max(1, placement.min_replicas),
+            min_replicas=max(least, placement.min_replicas),
+            max_replicas=max(least, placement.max_replicas),
             correction=correction,
             slo=slo,
             strains=self.fleet.neighbours.of_model(model.id),

@@ -60,6 +60,11 @@ class PlanMigration:
         self._is_moving = self.is_busy = True
         return is_other
 
+    def retire(self, unit_id: str, model: str) -> None:
+        """Has a replica go that another one replaces."""
+        self.goal = without_replica(self.goal, unit_id, model)
+        self._is_moving = self.is_busy = True
+
     def give_up_failed(self, now_s: float) -> Iterator[tuple[str, str]]:
         """Yields units and models that do not load there: they stay where they are ready."""
         while self._is_moving and (failed := failed_move(self.plan, self.goal, self._fleet.at(now_s))) is not None:

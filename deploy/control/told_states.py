@@ -1,36 +1,40 @@
 """Says how far models and units are, for a person who asks."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 
 from deploy.control.fleet_status import ModelState, UnitStatus
 from deploy.control.leases import LeaseBook
 from deploy.control.model_needs import ModelNeeds
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import CatalogModel
-from pdmux_actor.lease import LoadProgress, LoadStage, ModelAssignment, ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase, ModelStatus
+
+_WITHOUT_WEIGHTS = frozenset({ModelPhase.ASLEEP, ModelPhase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """`is_other`: of other weights than the fleet file names."""
+
+    unit_id: str
+    status: ModelStatus
+    is_other: bool
 
 
 def model_states(needs: ModelNeeds, leases: LeaseBook, asleep: Set[str], now_s: float) -> tuple[ModelState, ...]:
-    """A unit that has not heard yet that a model shall have other weights is on the way there."""
-    wanted = {m.id: m.assignment(0) for m in needs.catalog.models}
-    statuses: dict[str, list[tuple[str, ModelStatus]]] = defaultdict(list)
+    """A unit that has not heard yet that it shall have other weights of a model is on the way there."""
+    wanted = {m.id: m.card().weights for m in needs.catalog.models}
+    told: dict[str, list[_Told]] = defaultdict(list)
     for unit in needs.fleet.registry:
         for status in unit.report.models:
-            if status.phase is ModelPhase.READY and not _has_taken(leases, unit.report, wanted, status.model):
+            if status.phase is ModelPhase.READY and leases.has_dropped(unit.unit_id, status):
                 status = replace(status, phase=ModelPhase.LOADING)
-            statuses[status.model].append((unit.unit_id, status))
-    return tuple(_model_state(m, needs, statuses.get(m.id, []), m.id in asleep, now_s) for m in needs.catalog.models)
-
-
-def _has_taken(leases: LeaseBook, report: UnitReport, wanted: Mapping[str, ModelAssignment], model: str) -> bool:
-    """With the weights of its base, where it is an adapter."""
-    named = wanted.get(model)
-    if named is None:
-        return True
-    base = None if named.base is None else wanted.get(named.base)
-    return leases.has_taken(report, named) and (base is None or leases.has_taken(report, base))
+            weights = unit.report.weights_of(status)
+            is_other = bool(weights) and wanted.get(status.model, weights) != weights
+            told[status.model].append(_Told(unit.unit_id, status, is_other))
+    return tuple(_model_state(m, needs, told.get(m.id, []), m.id in asleep, now_s) for m in needs.catalog.models)
 
 
 def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
@@ -48,10 +52,10 @@ def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
 
 
 def _model_state(
-    model: CatalogModel, needs: ModelNeeds, told: Sequence[tuple[str, ModelStatus]], is_asleep: bool, now_s: float
+    model: CatalogModel, needs: ModelNeeds, told: Sequence[_Told], is_asleep: bool, now_s: float
 ) -> ModelState:
     place = needs.catalog.place_of(model.id)
-    statuses = [s for _, s in told if s.asleep is None]
+    statuses = [t.status for t in told if t.status.asleep is None]
     error = model.problem or next((s.error for s in statuses if s.error is not None), None)
     error = error or needs.fleet.held_back(model.id, now_s)
     return ModelState(
@@ -60,7 +64,9 @@ def _model_state(
         planned_units=needs.goal.units_of(place),
         problem=error or needs.goal.unplaced.get(place),
         is_asleep=is_asleep,
-        asleep_on=tuple(unit_id for unit_id, s in told if s.asleep),
+        asleep_on=tuple(t.unit_id for t in told if t.status.asleep),
+        with_other_weights=sum(t.is_other and t.status.phase not in _WITHOUT_WEIGHTS for t in told),
+        with_its_weights=sum(not t.is_other and t.status.phase is ModelPhase.READY for t in told),
         progress=max((s.progress for s in statuses if s.progress is not None), key=_progressed, default=None),
         rate_per_s=needs.popularity.demand(model.id).rate_per_s,
         asked=needs.popularity.asked(model.id, now_s),

@@ -1,6 +1,6 @@
 """The units as planning and moving see them: those that may be used, and how far their models are."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -197,7 +197,7 @@ class Fleet:
 
     def phase(self, unit_id: str, model: str) -> ModelPhase | None:
         phase = self._phases(unit_id).get(model)
-        if phase is ModelPhase.READY and not self._is_ready_for_sure(unit_id, model):
+        if phase is ModelPhase.READY and not self.serves(unit_id, model):
             return ModelPhase.LOADING
         return phase
 
@@ -208,10 +208,15 @@ class Fleet:
     def lingering(self, unit_id: str) -> frozenset[str]:
         return frozenset(self._phases(unit_id))
 
-    def _is_ready_for_sure(self, unit_id: str, model: str) -> bool:
+    def serves(self, unit_id: str, model: str, family: Set[str] = frozenset()) -> bool:
+        """Says whether a model is ready for sure, and those of `family` that the unit has."""
         unit = self.registry.get(unit_id)
-        is_heard = unit is not None and self._now_s - unit.heard_s <= _TRUSTED_S
-        return is_heard and not self._leases.has_dropped(unit_id, model)
+        if unit is None or self._now_s - unit.heard_s > _TRUSTED_S:
+            return False
+        told = [s for s in unit.report.models if s.model == model or s.model in family]
+        return any(s.model == model for s in told) and all(
+            s.phase is ModelPhase.READY and not self._leases.has_dropped(unit_id, s) for s in told
+        )
 
     def asleep(self) -> Asleep:
         return {unit.unit_id: unit.capacity.asleep for unit in self.registry}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deploy.fleet_file.model_section import ModelSection
-from pdmux_actor.lease import ModelAssignment
+from pdmux_actor.lease import ModelAssignment, WeightsOrigin
 from pdmux_actor.messages import Slo
 from placement.demand import ModelDemand
 from placement.problem import PlacementModel
@@ -50,6 +50,7 @@ class CatalogModel:
     def card(self) -> ModelCard:
         """Returns what gateways are told. An adapter has its base's tokenizer."""
         text = self.base or self.settings
+        base = None if self.base is None else _origin(self.base, self.base.dtype or self.dtype)
         return ModelCard(
             model=self.id,
             source=text.source,
@@ -58,7 +59,7 @@ class CatalogModel:
             slo=self.slo,
             created_s=self.created_s,
             can_wake=self.settings.replicas.min == 0,
-            weights=(*_weights(self.settings, self.dtype), *(() if self.base is None else _weights(self.base, None))),
+            weights=_origin(self.settings, self.dtype).name(base),
         )
 
     def assignment(self, quota_blocks: int) -> ModelAssignment:
@@ -96,8 +97,14 @@ class CatalogModel:
         )
 
 
-def _weights(model: ModelSection, dtype: str | None) -> tuple[str | None, ...]:
-    return model.source, model.revision, dtype or model.dtype, model.weights
+def _origin(model: ModelSection, dtype: str | None) -> WeightsOrigin:
+    return WeightsOrigin(
+        source=model.source,
+        revision=model.revision,
+        dtype=dtype,
+        weights=model.weights,
+        max_model_len=model.max_model_len,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,9 +112,10 @@ class ServeFleet:
                     on_change(model)
             on_models(models)
             on_stage(_loading(models))
-            if all(m.is_ready or m.is_asleep or m.problem is not None for m in models):
+            waited_for = [m for m in models if not (m.is_as_asked or m.is_asleep or m.problem is not None)]
+            if not waited_for:
                 break
-            self._check_time(until_s, f"models not ready: {', '.join(m.model for m in models if not m.is_ready)}")
+            self._check_time(until_s, f"models not ready: {', '.join(map(_awaited, waited_for))}")
             time.sleep(_POLL_S)
         if not any(m.is_ready or m.is_asleep for m in models):
             raise FleetStartError(
@@ -290,8 +291,12 @@ def _starting(apps: Sequence[str], statuses: Any) -> str:  # noqa: ANN401  as `_
 
 
 def _loading(models: Sequence[ModelState]) -> str:
-    waiting = [m.model for m in models if not (m.is_ready or m.is_asleep or m.problem is not None)]
+    waiting = [_awaited(m) for m in models if not (m.is_as_asked or m.is_asleep or m.problem is not None)]
     return f"loading {', '.join(waiting)}" if waiting else "every model has been loaded"
+
+
+def _awaited(model: ModelState) -> str:
+    return f"{model.model} ({model.weights_told})" if model.weights_told else model.model
 
 
 def _describe(statuses: Any) -> str:  # noqa: ANN401  a mapping of Serve's own status objects

@@ -55,6 +55,7 @@ class HeldModel:
             max_model_len=self.max_model_len,
             error=self.error,
             base=self.assignment.base,
+            origin=self.assignment.origin,
             progress=self.download or reading if self.phase is ModelPhase.LOADING else None,
         )
 
@@ -92,6 +93,7 @@ class LeaseFollower:
         self._first_retry_s = first_retry_s
         self._policy: str | None = None
         self._wanted: dict[str, ModelAssignment] = {}
+        self._names: dict[str, tuple[str | None, ...]] = {}  # of their weights
         self._held: dict[str, HeldModel] = {}
         self._may_sleep: dict[str, ModelAssignment] = {}
         self._slept: dict[str, _Slept] = {}
@@ -105,6 +107,8 @@ class LeaseFollower:
             return False
         self.lease_version = lease.version
         self._wanted = {assignment.model: assignment for assignment in lease.models}
+        origins = {assignment.model: assignment.origin for assignment in lease.models}
+        self._names = {a.model: a.origin.name(origins.get(a.base or "")) for a in lease.models}
         self._may_sleep = {assignment.model: assignment for assignment in lease.asleep}
         self._wanted_blocks = lease.pool_blocks
         for held in self._held.values():
@@ -123,6 +127,10 @@ class LeaseFollower:
     def ready(self, model: str) -> HeldModel | None:
         held = self._held.get(model)
         return held if held is not None and held.phase is ModelPhase.READY else None
+
+    def has_weights(self, model: str, name: tuple[str | None, ...]) -> bool:
+        """Says whether the weights of a model that is ready are those that a request was made for."""
+        return self._names.get(model) == name
 
     def ready_weights(self, model: str) -> WeightsName | None:
         """Names the weights of a model that is ready, with those of its base."""

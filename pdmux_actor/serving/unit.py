@@ -198,20 +198,23 @@ class Unit:
             refusal = "the engine has ended"  # the pump is about to learn of it; nothing dies under this request
         if held is None and refusal is None:
             refusal = f"model {message.request.model!r} is not ready on this unit"
+        weights = message.request.weights
+        if held is not None and refusal is None and weights and not self._follower.has_weights(held.model, weights):
+            refusal = f"model {message.request.model!r} has other weights on this unit than its prompt was made for"
         if held is None or refusal is not None:
             send(Delta(message.stream, 0, "", [], finish=FinishReason.ERROR, error=refusal, retryable=True))
             return None
         assert held.vocabulary is not None
         # Two gateways may use one id, and one gateway may come back with it before the engine has let go of it.
         request_id = f"{message.request.request_id}#{next(self._stream_numbers)}"
-        request = replace(message.request, request_id=request_id)
+        request = replace(message.request, request_id=request_id, weights=())  # engines know the one that they have
         try:
             stream = TokenStream(
                 stream=message.stream, request=request, vocabulary=held.vocabulary, credit=message.credit, send=send
             )
             if request.kv_from:
-                weights = self._follower.ready_weights(request.model) or ()
-                self._kv.fetch(request, self._stream_token, weights, self._on_moved)
+                kv_weights = self._follower.ready_weights(request.model) or ()
+                self._kv.fetch(request, self._stream_token, kv_weights, self._on_moved)
             else:
                 self._engine.submit(request)
         except Exception:  # one request must not cost the others their connection

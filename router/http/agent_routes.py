@@ -24,7 +24,7 @@ from router.responses.response_store import ResponseStore
 from router.responses.responses_body import ResponsesBody
 from router.responses.schemas import ResponseDeleted, ResponseSchema
 from router.serving.gateway import Gateway
-from router.serving.response import GenerationResponse
+from router.serving.response import RenewedResponse
 
 _MESSAGES = EventStyle(done=b"", path="/v1/messages", names_errors=True)
 _RESPONSES = EventStyle(done=b"", path="/v1/responses", names_errors=True)
@@ -53,7 +53,7 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
         await store.delete(response_id, gateway.access.identify(request.headers).caller.key_id)
         return ResponseDeleted(id=response_id)
 
-    async def _respond(asked: AskedResponse, caller: Caller) -> GenerationResponse:
+    async def _respond(asked: AskedResponse, caller: Caller) -> RenewedResponse:
         return await respond(gateway, asked, caller, store, may_ask_priority=True)
 
 
@@ -73,7 +73,7 @@ def _add_messages(app: FastAPI, gateway: Gateway) -> None:
         gateway.access.enter(who, asked.model)
         return TokenCount(input_tokens=len((await gateway.prompt_of(asked)).token_ids))
 
-    async def _message(request: ChatCompletionRequest, caller: Caller) -> GenerationResponse:
+    async def _message(request: ChatCompletionRequest, caller: Caller) -> RenewedResponse:
         with_thinking = request.include_reasoning is not False
         return await gateway.chat(
             request, caller, lambda model: MessagesReply(new_head("msg_", model), with_thinking=with_thinking)

@@ -17,7 +17,7 @@ from router.http.streaming import ClientDisconnected, EventStream, EventStyle, u
 from router.openai.body import SMALL_BODY_BYTES
 from router.request_terms import Caller
 from router.serving.gateway import Gateway
-from router.serving.response import GenerationResponse
+from router.serving.response import RenewedResponse
 from router.telemetry.service_report import ServiceReport
 
 
@@ -50,7 +50,7 @@ def _caller(request: Request, who: AccessGrant) -> Caller:
 def generation_endpoint(
     gateway: Gateway,
     parse: Callable[[bytes], RequestT],
-    accept: Callable[[RequestT, Caller], Awaitable[GenerationResponse]],
+    accept: Callable[[RequestT, Caller], Awaitable[RenewedResponse]],
 ) -> Callable[[Request], Awaitable[Response]]:
     async def generate(request: Request) -> Response:
         return await answer(request, gateway, parse, accept)
@@ -62,7 +62,7 @@ async def answer(
     request: Request,
     gateway: Gateway,
     parse: Callable[[bytes], RequestT],
-    accept: Callable[[RequestT, Caller], Awaitable[GenerationResponse]],
+    accept: Callable[[RequestT, Caller], Awaitable[RenewedResponse]],
     style: EventStyle | None = None,
 ) -> Response:
     """Answers with a generation. The caller is known before the body is read, which `parse` does."""
@@ -139,7 +139,7 @@ async def _stream(
     request: Request,
     gateway: Gateway,
     model: str,
-    accepting: Awaitable[GenerationResponse],
+    accepting: Awaitable[RenewedResponse],
     who: AccessGrant,
     style: EventStyle,
 ) -> Response:
@@ -196,7 +196,7 @@ async def _document(request: Request, accepting: Awaitable[WholeAnswer]) -> tupl
     return await answer.document(), answer.report
 
 
-async def _started(request: Request, accepting: Awaitable[GenerationResponse]) -> StartedStream:
+async def _started(request: Request, accepting: Awaitable[RenewedResponse]) -> StartedStream:
     answer = await accepting
     request.state.report = answer.report
     events = answer.events()

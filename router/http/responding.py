@@ -5,12 +5,12 @@ from router.responses.asked_response import AskedResponse
 from router.responses.named_as_sent import named_as_sent
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import Gateway
-from router.serving.response import GenerationResponse
+from router.serving.response import RenewedResponse
 
 
 async def respond(
     gateway: Gateway, asked: AskedResponse, caller: Caller, store: ResponseStore, *, may_ask_priority: bool
-) -> GenerationResponse:
+) -> RenewedResponse:
     """`may_ask_priority`: what the body says of it holds; that of a batch's line is the batch's."""
     asked = await asked.resolved(store, caller)
     history = await store.messages(asked.body.previous_response_id, caller.key_id)

@@ -68,8 +68,9 @@ def choose_unit(
     stale_after_s: float,
     hints: RoutingHints = RoutingHints(),
 ) -> UnitChoice | None:
-    """The unit with the model ready, room for the request's context, and the earliest predicted first token, weighed
-    against how crowded it is and what its prefix cache saves; None if there is none.
+    """The unit with the model ready, by the weights that the request was made for, room for its context, and the
+    earliest predicted first token, weighed against how crowded it is and what its prefix cache saves; None if there is
+    none.
 
     A report older than `stale_after_s` tells too little to predict from. Without predictions the less loaded of
     two drawn units; while no report is fresh, two drawn by the last good ones. A unit whose report alone is stale is
@@ -78,9 +79,11 @@ def choose_unit(
     candidates = table.by_model.get(request.model)
     if candidates is None:
         return None
-    usable = candidates.max_model_len >= request.needed_tokens
+    lengths = candidates.max_model_len
+    if (have_them := candidates.have(request.weights)) is not None:
+        lengths = np.where(have_them, lengths, 0)
+    usable = lengths >= request.needed_tokens
     if request.fills_context:  # the longest take less than when it came, and it ends there
-        lengths = candidates.max_model_len
         usable |= (lengths == lengths.max()) & (lengths > request.prompt_tokens)
     if request.constrained:
         usable &= candidates.constrains

@@ -25,7 +25,7 @@ class Candidates:
 
     A prefill of n tokens takes `base_s + n * per_token_s`; nan where no unit has told yet. `crowded` units have used up
     the model's quota, those that `constrains` can make outputs follow a schema, those that are for `prefill` hand
-    requests over to those that are for `decode`.
+    requests over to those that are for `decode`. `weights` names those that each unit has; () where it does not tell.
     """
 
     unit: Ints
@@ -38,6 +38,14 @@ class Candidates:
     prefill: npt.NDArray[np.bool_]
     decode: npt.NDArray[np.bool_]
     has_roles: bool
+    weights: tuple[tuple[str | None, ...], ...]
+    kinds_of_weights: frozenset[tuple[str | None, ...]]
+
+    def have(self, weights: tuple[str | None, ...]) -> npt.NDArray[np.bool_] | None:
+        """Says which units have these weights; None: all of them, as nearly always."""
+        if not weights or self.kinds_of_weights == {weights}:
+            return None
+        return np.array([not w or w == weights for w in self.weights], dtype=np.bool_)
 
     @property
     def has_prediction(self) -> bool:
@@ -94,6 +102,7 @@ class _Ready:
     load: ModelLoad | None
     constrains: bool
     role: UnitRole
+    weights: tuple[str | None, ...]
 
 
 def _candidates(units: Iterable[UnitView]) -> Mapping[str, Candidates]:
@@ -104,7 +113,15 @@ def _candidates(units: Iterable[UnitView]) -> Mapping[str, Candidates]:
         for status in report.models:
             if status.phase is ModelPhase.READY and status.max_model_len is not None:
                 load = loads.get(status.model)
-                entry = _Ready(row, report.unit_id, status.max_model_len, load, report.constrains, report.role)
+                entry = _Ready(
+                    row,
+                    report.unit_id,
+                    status.max_model_len,
+                    load,
+                    report.constrains,
+                    report.role,
+                    report.weights_of(status),
+                )
                 ready.setdefault(status.model, []).append(entry)
     return {model: _columns(entries) for model, entries in ready.items()}
 
@@ -138,6 +155,8 @@ def _columns(entries: list[_Ready]) -> Candidates:
         prefill=np.array([e.role is UnitRole.PREFILL for e in entries], dtype=np.bool_),
         decode=np.array([e.role is UnitRole.DECODE for e in entries], dtype=np.bool_),
         has_roles=any(e.role is not UnitRole.BOTH for e in entries),
+        weights=tuple(e.weights for e in entries),
+        kinds_of_weights=frozenset(e.weights for e in entries),
     )
 
 

@@ -74,6 +74,7 @@ def embedding_generations(
             slo=report.slo,
             client_request_id=report.request_id,
             traceparent=report.traceparent,
+            weights=card.weights,
         )
         for index, prompt in enumerate(prompts)
     ]

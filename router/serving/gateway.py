@@ -15,7 +15,9 @@ from router.errors import (
     InvalidRequest,
     ModelNotFound,
     Overloaded,
+    RouterError,
     UnsupportedParameter,
+    WeightsChanged,
 )
 from router.gateway_scheduler import GatewayScheduler
 from router.generation import Generation, Output
@@ -29,7 +31,8 @@ from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
-from router.request_terms import ANYBODY, Caller, Priority
+from router.request_terms import ANYBODY, AdmissionRequest, Caller, Priority
+from router.serving.context_wait import ContextWait
 from router.serving.embeddings import EmbeddingsResponse, embedding_generations, embedding_prompts
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner, WaitingRequests
@@ -44,8 +47,16 @@ from router.serving.prompts import (
     too_long,
 )
 from router.serving.reply_reading import read_parts, without_completion
-from router.serving.response import GenerationResponse, generations_of, interleave, so_many_at_once
+from router.serving.response import (
+    GenerationResponse,
+    RenewedDocument,
+    RenewedResponse,
+    generations_of,
+    interleave,
+    so_many_at_once,
+)
 from router.serving.tokenizing import detokenize, tokenize
+from router.serving.turns_of_weights import TurnsOfWeights
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ReceiptBook, ServiceReport
@@ -104,7 +115,13 @@ class Gateway:
         self.events = RequestEvents()
         self.receipts = ReceiptBook()
         self.absence = ModelAbsence(self.view, clock)
-        self._room = WaitingRequests(self.scheduler, clock=clock, unavailable=self.absence.error)
+        self._context = ContextWait(
+            self.view, self.scheduler, self.absence, self.metrics, self.events, self.limits, clock
+        )
+        self._weights = TurnsOfWeights(self._tokenizers)
+        self._room = WaitingRequests(
+            self.scheduler, clock=clock, unavailable=self.absence.error, in_vain=self._waits_in_vain
+        )
         self._runner = GenerationRunner(
             scheduler=self.scheduler,
             room=self._room,
@@ -124,10 +141,15 @@ class Gateway:
         self._pool.update(view)
         self._leave_out_unreachable()
         self.scheduler.update_view(view, now_s)
-        self._room.refuse(lambda request: too_long(request, self.view.max_model_len(request.model)))
+        self._room.refuse()
         self._room.pump()
         for card in view.models[:_PRELOADED_TOKENIZERS]:
             self._tokenizers.preload(card)
+
+    def _waits_in_vain(self, request: AdmissionRequest) -> RouterError | None:
+        if not self.view.offers(request.model, request.weights):
+            return WeightsChanged(model=request.model, has_begun=False, retry_after_s=_RETRY_AFTER_S)
+        return too_long(request, self.view.max_model_len(request.model))
 
     def note_unreachable(self) -> None:
         """Keeps requests from units that this gateway does not reach now, or again lets them go there."""
@@ -157,7 +179,7 @@ class Gateway:
 
     def patience_s(self, caller: Caller) -> float:
         """Returns how long a request of the caller waits for a unit."""
-        return self.limits.hold_s if caller.ttft_s is None else caller.ttft_s
+        return self._context.patience_s(caller)
 
     def demand_report(self) -> DemandReport:
         """Returns what this gateway has been asked for, for the control loop."""
@@ -191,22 +213,31 @@ class Gateway:
             raise ModelNotFound(model=model)
         return card
 
+    def _card_to_serve(self, model: str) -> ModelCard:
+        """Names the weights that a prompt is made for. Raises as `card`."""
+        card, ready = self.card(model), self.view.ready_cards(model)
+        return card if all(of_unit is card for of_unit in ready) else self._weights.among(ready)
+
     async def chat(
         self,
         request: ChatCompletionRequest,
         caller: Caller = ANYBODY,
         make_reply: Callable[[str], ReplyFormat] | None = None,
-    ) -> GenerationResponse:
+    ) -> RenewedResponse:
         """`make_reply` makes the reply's form for a model, that of chat completions by default.
 
         Raises a RouterError if the request cannot be accepted; errors of its generation come with its outputs.
         """
         caller = caller.asking(request.asked_priority, request.session_id)
-        card = self._enter(request.model, caller)
-        report = self._report(card, caller)
-        prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
-        reply = chat_reply(request, caller, prompt.token_ids) if make_reply is None else make_reply(card.model)
-        return await self._answer(card, request, [prompt], reply, caller, report, param="messages")
+        report = self._enter(request.model, caller)
+
+        async def prepared() -> GenerationResponse:
+            card = self._card_to_serve(request.model)
+            prompt = await chat_prompt(request, card, self._tokenizers, max_tokens=self._longest(card))
+            reply = chat_reply(request, caller, prompt.token_ids) if make_reply is None else make_reply(card.model)
+            return await self._answer(card, request, [prompt], reply, caller, report, param="messages")
+
+        return await RenewedResponse.of(prepared)
 
     async def prompt_of(self, request: ChatCompletionRequest) -> Prompt:
         """Makes the prompt that the request would have. Raises a RouterError."""
@@ -228,33 +259,40 @@ class Gateway:
         longest = self.limits.max_prompt_tokens
         return Detokenized(prompt=await detokenize(request, card, self._tokenizers, max_tokens=longest))
 
-    async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> GenerationResponse:
+    async def complete(self, request: CompletionRequest, caller: Caller = ANYBODY) -> RenewedResponse:
         """Answers a completion as `chat` does a chat."""
         caller = caller.asking(request.asked_priority, request.session_id)
-        card = self._enter(request.model, caller)
+        report = self._enter(request.model, caller)
         if len(request.prompts) * request.num_choices > self.limits.max_choices:
             message = f"Prompts times n, or best_of, exceed {self.limits.max_choices} choices; send fewer per request."
             raise InvalidRequest(message, param="prompt")
-        report = self._report(card, caller)
-        prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
-        choices = [prompt for prompt in prompts for _ in range(request.num_choices)]
-        reply = CompletionReply(
-            new_head("cmpl-", card.model, service_tier=caller.service_tier if request.service_tier else None),
-            request,
-            echoes=[prompt.echo for prompt in choices],
-            prompt_token_ids=[prompt.token_ids for prompt in choices] if request.return_token_ids else None,
-        )
-        return await self._answer(card, request, prompts, reply, caller, report, param="prompt")
 
-    async def embed(self, request: EmbeddingsRequest, caller: Caller = ANYBODY) -> EmbeddingsResponse:
+        async def prepared() -> GenerationResponse:
+            card = self._card_to_serve(request.model)
+            prompts = await completion_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
+            choices = [prompt for prompt in prompts for _ in range(request.num_choices)]
+            reply = CompletionReply(
+                new_head("cmpl-", card.model, service_tier=caller.service_tier if request.service_tier else None),
+                request,
+                echoes=[prompt.echo for prompt in choices],
+                prompt_token_ids=[prompt.token_ids for prompt in choices] if request.return_token_ids else None,
+            )
+            return await self._answer(card, request, prompts, reply, caller, report, param="prompt")
+
+        return await RenewedResponse.of(prepared)
+
+    async def embed(self, request: EmbeddingsRequest, caller: Caller = ANYBODY) -> RenewedDocument[EmbeddingsResponse]:
         """Answers what texts mean as `chat` does a chat. Inputs beyond `max_choices` wait for those before them."""
-        card = self._enter(request.model, caller)
-        report = self._report(card, caller)
+        report = self._enter(request.model, caller)
+        return await RenewedDocument.of(partial(self._embedded, request, caller, report))
+
+    async def _embedded(self, request: EmbeddingsRequest, caller: Caller, report: ServiceReport) -> EmbeddingsResponse:
+        card = self._card_to_serve(request.model)
         prompts = await embedding_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
         prompt_tokens = report.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._check_length(prompts, "input")
         longest = max(len(prompt.token_ids) for prompt in prompts) + 1
-        context = await self._context_for(card, caller, report, longest)
+        context = await self._context_for(card.model, caller, report, longest)
         gives_way = caller.priority is Priority.LOW
         generations = embedding_generations(card, prompts, context, report, gives_way=gives_way)
         outputs = [self._runner.run(generation, caller, report) for generation in generations]
@@ -265,7 +303,7 @@ class Gateway:
             report=report,
         )
 
-    def _enter(self, model: str, caller: Caller) -> ModelCard:
+    def _enter(self, model: str, caller: Caller) -> ServiceReport:
         """Raises what `card` raises, and:
         Overloaded: its queue is full of what nobody would give way for; said before the prompt is worked on.
         """
@@ -276,20 +314,24 @@ class Gateway:
             self.events.shed(model=model, request_id=caller.request_id)
             retry_after_s = self.scheduler.turned_away(model, is_judged=caller.is_judged)
             raise Overloaded(model=model, retry_after_s=retry_after_s)
-        return card
-
-    def _longest(self, card: ModelCard) -> int:
-        """Tokens of the longest sequence: what the model's units take, or any, before one was ready."""
-        context = self.view.context(card.model)
-        return self.limits.max_prompt_tokens if context is None else min(context.lately, self.limits.max_prompt_tokens)
-
-    def _report(self, card: ModelCard, caller: Caller) -> ServiceReport:
         return ServiceReport(
             granted=caller.slo(card.slo),
             started_s=self.clock(),
             request_id=caller.request_id,
             traceparent=caller.traceparent,
         )
+
+    async def _context_for(self, model: str, caller: Caller, report: ServiceReport, longest: int) -> ContextLengths:
+        """Returns the model's context length, at once where it is known. Raises as `ContextWait.until_taken`."""
+        context = self.view.context(model)
+        if context is None or context.is_short_for_now(longest):
+            context = await self._context.until_taken(model, caller, report, longest)
+        return context
+
+    def _longest(self, card: ModelCard) -> int:
+        """Tokens of the longest sequence: what the model's units take, or any, before one was ready."""
+        context = self.view.context(card.model)
+        return self.limits.max_prompt_tokens if context is None else min(context.lately, self.limits.max_prompt_tokens)
 
     async def _answer(
         self,
@@ -306,7 +348,7 @@ class Gateway:
         self._check_length(prompts, param)
         check_prompt_logprobs(request, prompts)
         longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
-        context = await self._context_for(card, caller, report, longest)
+        context = await self._context_for(card.model, caller, report, longest)
         form = request.structured_output
         self._check_form(card, form)
         if form is None and self.view.constrains(card.model):
@@ -351,40 +393,3 @@ class Gateway:
                 f"leave {form.param} out, or serve the model on a pool that can (SGLang's with a grammar_backend)."
             )
             raise UnsupportedParameter(message, param=form.param)
-
-    async def _context_for(
-        self, card: ModelCard, caller: Caller, report: ServiceReport, longest: int
-    ) -> ContextLengths:
-        """Returns the model's context length, at once where it is known. Raises as `_until_taken`."""
-        context = self.view.context(card.model)
-        if context is None or context.is_short_for_now(longest):
-            started_s = self.clock()
-            context = await self._until_taken(card, caller, report.prompt_tokens, longest)
-            report.held_s = self.clock() - started_s
-        return context
-
-    async def _until_taken(self, card: ModelCard, caller: Caller, prompt_tokens: int, longest: int) -> ContextLengths:
-        """The model's context length, which its first ready unit tells, once it is enough again for the longest
-        sequence, if it was so lately. Whoever waits here counts as demand and is in nobody's way.
-
-        Raises:
-            ModelUnavailable: no unit was ready in time.
-            ModelNotFound: the fleet stopped offering the model.
-        """
-        started_s = self.clock()
-        patience_s = self.patience_s(caller)
-        with self.scheduler.holding(card.model, started_s):
-            while (context := self.view.context(card.model)) is None or context.is_short_for_now(longest):
-                self.card(card.model)
-                left_s = patience_s - (self.clock() - started_s)
-                if left_s <= 0:
-                    now_s = self.clock()
-                    self.metrics.unserved.labels(card.model).inc(int(caller.is_judged))
-                    self.events.failed(
-                        model=card.model, unit="", request_id=caller.request_id, reason="no unit came for it in time"
-                    )
-                    retry_after_s = self.scheduler.gave_up(card.model, prompt_tokens, now_s, is_judged=caller.is_judged)
-                    raise self.absence.error(card.model, now_s - started_s, retry_after_s)
-                await self.view.changed(left_s)
-        self.metrics.cold_start.labels(card.model).observe(self.clock() - started_s)
-        return context

@@ -145,7 +145,7 @@ class GenerationRelay:
             GenerationFailed: the engine gave it up for a reason that another unit would share.
             UnitsLost: too many units were lost under it.
             RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
-            WeightsChanged: its model says something else by now than it has begun to say.
+            WeightsChanged: no unit has the weights any more that it was prepared for.
         """
         progress = _Progress(generation.choice, generation.sampling.stop_token_ids)
         failed: set[str] = set()
@@ -251,8 +251,7 @@ class GenerationRelay:
         while True:
             if progress.final and self._fills_context(generation, len(progress.final)):
                 return None
-            if progress.final:
-                self._check_weights(generation)
+            self._check_weights(generation, progress)
             self._scheduler.set_unreachable(self._unreachable_units())
             unit = self._route(generation, left_out, progress)
             if unit is not None:
@@ -263,11 +262,11 @@ class GenerationRelay:
             if self._clock() - started_s >= _AVOID_S:
                 left_out.clear()
 
-    def _check_weights(self, generation: Generation) -> None:
-        """Raises WeightsChanged: the rest of what was begun would be another model's."""
-        card = self._view.card(generation.model)
-        if card is not None and card.weights != generation.weights:
-            raise WeightsChanged(model=generation.model, retry_after_s=_RETRY_AFTER_S)
+    def _check_weights(self, generation: Generation, progress: _Progress) -> None:
+        """Raises WeightsChanged: the rest of what was begun would be another model's, and so might its prompt."""
+        model = generation.model
+        if not self._view.offers(model, generation.weights):
+            raise WeightsChanged(model=model, has_begun=bool(progress.final), retry_after_s=_RETRY_AFTER_S)
 
     def _route(self, generation: Generation, avoid: Set[str], progress: _Progress) -> UnitChoice | None:
         is_prefilled = bool(progress.kv_from or progress.final)
@@ -320,6 +319,7 @@ def _continuation(generation: Generation, progress: _Progress, leg: int, slo: Sl
         gives_way=generation.gives_way,
         embeds=generation.embeds,
         traceparent=generation.traceparent,
+        weights=generation.weights,
     )
 
 

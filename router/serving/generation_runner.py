@@ -5,7 +5,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from router.admission.admission import Admit, NoCapacity, Outcome, Queue, Shed
-from router.errors import GatewayNotReady, InvalidRequest, ModelNotFound, ModelUnavailable, Overloaded, RouterError
+from router.errors import (
+    GatewayNotReady,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    Overloaded,
+    RouterError,
+    WeightsChanged,
+)
 from router.gateway_scheduler import GatewayScheduler
 from router.generation import Generation, Output
 from router.limits import GatewayLimits
@@ -30,11 +38,15 @@ class WaitingRequests:
         *,
         clock: Callable[[], float],
         unavailable: Callable[[str, float, int], ModelUnavailable],
+        in_vain: Callable[[AdmissionRequest], RouterError | None] = lambda request: None,
     ) -> None:
-        """`unavailable` makes the error of a model, from the seconds that were waited and those to wait."""
+        """`unavailable` makes the error of a model, from the seconds that were waited and those to wait; `in_vain`
+        says why waiting for a unit makes no sense for a request, whatever comes.
+        """
         self._scheduler = scheduler
         self._clock = clock
         self._unavailable = unavailable
+        self._in_vain = in_vain
         self._waiting: dict[str, tuple[AdmissionRequest, asyncio.Future[Outcome]]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}  # by the name of a group of rivals
         self._is_closed = False
@@ -46,10 +58,12 @@ class WaitingRequests:
             Overloaded: it is turned away, now or when its time is up.
             ModelUnavailable: no unit had the model ready in time.
             GatewayNotReady: the gateway ends.
-            RouterError: what `refuse` was told of it.
+            RouterError: it would wait, or has begun to wait, in vain.
         """
         if self._is_closed:
             raise _ends()
+        if (error := self._in_vain(request)) is not None:
+            raise error
         came_s = self._clock()
         decision = self._scheduler.offer(request, came_s)
         outcome = await self._outcome(request, decision, on_wait) if isinstance(decision, Queue) else decision
@@ -73,9 +87,9 @@ class WaitingRequests:
         for rivals in self._scheduler.rivals_that_wait():
             self._set_timer(rivals)
 
-    def refuse(self, why: Callable[[AdmissionRequest], RouterError | None]) -> None:
-        """Answers those that wait and of which `why` says what makes waiting longer useless."""
-        refused = [(r, w, error) for r, w in self._waiting.values() if (error := why(r)) is not None]
+    def refuse(self) -> None:
+        """Answers those that wait in vain."""
+        refused = [(r, w, error) for r, w in self._waiting.values() if (error := self._in_vain(r)) is not None]
         for request, waiting, error in refused:
             self._end(request, waiting, error)
         if refused:
@@ -192,11 +206,10 @@ class GenerationRunner:
                         self._note(generation, output, stopwatch, report, choice, now_s)
                         finished = output.finish is not None
                         yield output
-        except (InvalidRequest, ModelNotFound):
-            raise
         except Exception as error:
-            self._metrics.failed.labels(generation.model).inc(int(caller.is_judged))
-            self._note_failure(generation, choice.unit_id, error)
+            if _is_failure(error):
+                self._metrics.failed.labels(generation.model).inc(int(caller.is_judged))
+                self._note_failure(generation, choice.unit_id, error)
             raise
         finally:
             stopwatch.on_end()
@@ -268,6 +281,13 @@ class GenerationRunner:
             stopwatch.on_finish(is_judged=not generation.gives_way)
             if not (report.in_time or generation.gives_way):
                 self._events.missed(generation.model, report)
+
+
+def _is_failure(error: Exception) -> bool:
+    """One that has not begun when weights change is prepared anew."""
+    if isinstance(error, WeightsChanged):
+        return error.has_begun
+    return not isinstance(error, InvalidRequest | ModelNotFound)
 
 
 def _ends() -> GatewayNotReady:

@@ -3,12 +3,12 @@
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from pdmux_actor.messages import SamplingParams
-from router.errors import GatewayFault, RouterError
+from router.errors import GatewayFault, RouterError, WeightsChanged
 from router.generation import Generation, Output
 from router.live_view import ContextLengths
 from router.openai.parameters import GenerationParameters
@@ -152,14 +152,19 @@ class GenerationResponse:
         return self._format.document(choices, self._usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yields no event that tells of a WeightsChanged before the first one: the answer is prepared anew."""
+        told = False
         try:
             async with aclosing(self._outputs) as outputs:
                 async for output in outputs:
                     self._count(output)
                     usage = self._usage() if self._continuous_usage else None
                     if events := self._format.events(output.choice, output, usage):
+                        told = True
                         yield events
         except Exception as error:
+            if isinstance(error, WeightsChanged) and not (told or error.has_begun):
+                raise
             failure = error if isinstance(error, RouterError) else GatewayFault(request_id=self.report.request_id)
             if events := self._format.failed_event(failure):
                 yield events
@@ -180,3 +185,60 @@ class GenerationResponse:
             cached_tokens=min(self._cached_tokens, self._prompt_tokens),
             reasoning_tokens=self._reasoning_tokens,
         )
+
+
+class _Answer(Protocol):
+    @property
+    def report(self) -> ServiceReport: ...
+
+    async def document(self) -> bytes: ...
+
+
+AnswerT = TypeVar("AnswerT", bound=_Answer)
+
+
+class RenewedDocument(Generic[AnswerT]):
+    """Prepares an answer anew whose model was given other weights before anything of it was told: its prompt was made
+    by the tokenizer and the chat template of weights that no unit has any more.
+    """
+
+    def __init__(self, answer: AnswerT, prepare: Callable[[], Awaitable[AnswerT]]) -> None:
+        self._answer = answer
+        self._prepare = prepare
+
+    @classmethod
+    async def of(cls, prepare: Callable[[], Awaitable[AnswerT]]) -> Self:
+        """`prepare` is called again with each change. Raises what it raises."""
+        return cls(await prepare(), prepare)
+
+    @property
+    def report(self) -> ServiceReport:
+        return self._answer.report
+
+    async def document(self) -> bytes:
+        while True:
+            try:
+                return await self._answer.document()
+            except WeightsChanged as changed:
+                if changed.has_begun:
+                    raise
+            self._answer = await self._prepare()
+
+
+class RenewedResponse(RenewedDocument[GenerationResponse]):
+    """Goes on with a GenerationResponse by other weights."""
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        told = False
+        while True:
+            try:
+                async with aclosing(self._answer.events()) as events:
+                    async for event in events:
+                        told = True
+                        yield event
+            except WeightsChanged as changed:
+                if told or changed.has_begun:
+                    raise
+            else:
+                return
+            self._answer = await self._prepare()

@@ -16,6 +16,7 @@ class EventKind(StrEnum):
     SCALE = "scale"
     MOVE = "move"
     OUT = "out"
+    WEIGHTS = "weights"
     LEASE = "lease"
     UNIT_JOINED = "unit_joined"
     UNIT_RESTARTED = "unit_restarted"

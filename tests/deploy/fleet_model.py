@@ -16,7 +16,7 @@ from deploy.control.planner import Planner, PlannerInPlace
 from deploy.control.pool_scaling import ScaledPool
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_section import ModelSection
-from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport
+from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport, WeightsOrigin
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan
@@ -98,6 +98,7 @@ class FakeUnit:
     launch_limits: LaunchLimits = DEFAULT_LIMITS
     asleep: set[str] = field(default_factory=set)
     loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
+    origins: dict[str, WeightsOrigin] = field(default_factory=dict)
 
     @property
     def bases(self) -> dict[str, str | None]:
@@ -117,7 +118,9 @@ class FakeUnit:
             lease_version=0 if self.lease is None else self.lease.version,
             models=(
                 *(
-                    ModelStatus(model=m, phase=p, max_model_len=1024, base=self.bases.get(m))
+                    ModelStatus(
+                        model=m, phase=p, max_model_len=1024, base=self.bases.get(m), origin=self.origins.get(m)
+                    )
                     for m, p in self.phases.items()
                 ),
                 *(_sleeping(m) for m in sorted(self.asleep - self.phases.keys())),
@@ -155,20 +158,19 @@ class FakeUnit:
     def obey(self, lease: Lease) -> None:
         if self.lease is not None and lease.version <= self.lease.version:
             return
-        before, self.lease = self.lease, lease
+        self.lease = lease
         if lease.pool_blocks is not None and not self.phases:
             self.total_blocks = lease.pool_blocks
         wanted = [a.model for a in lease.models]
         kept = {m: ModelPhase.READY if p is ModelPhase.DRAINING else p for m, p in self.phases.items() if m in wanted}
-        kept |= dict.fromkeys(self._with_other_weights(before, lease) & kept.keys(), ModelPhase.LOADING)
+        kept |= dict.fromkeys(self._with_other_weights(lease) & kept.keys(), ModelPhase.LOADING)
         leaving = {m: ModelPhase.DRAINING for m, p in self.phases.items() if m not in wanted and p is ModelPhase.READY}
         self.phases = dict.fromkeys(wanted, ModelPhase.LOADING) | kept | leaving
+        self.origins |= {a.model: a.origin for a in lease.models}
         self.asleep &= {a.model for a in lease.asleep} | set(wanted)
 
-    @staticmethod
-    def _with_other_weights(before: Lease | None, lease: Lease) -> Set[str]:
-        sources = {} if before is None else {a.model: a.source for a in before.models}
-        return {a.model for a in lease.models if sources.get(a.model, a.source) != a.source}
+    def _with_other_weights(self, lease: Lease) -> Set[str]:
+        return {a.model for a in lease.models if self.origins.get(a.model, a.origin) != a.origin}
 
     def progress(self) -> None:
         """What leaves is gone, then what loads is ready."""
@@ -181,7 +183,8 @@ class FakeUnit:
         loading = [m for m, p in self.phases.items() if p is ModelPhase.LOADING and m not in self.broken]
         self.loaded += [("wake" if m in self.asleep else "load", m) for m in loading]
         self.asleep -= set(loading)
-        self.phases = {m: ModelPhase.FAILED if m in self.broken else ModelPhase.READY for m in self.phases}
+        fails = {m for m, p in self.phases.items() if m in self.broken and p is not ModelPhase.READY}
+        self.phases = {m: ModelPhase.FAILED if m in fails else ModelPhase.READY for m in self.phases}
 
     def ready(self) -> set[str]:
         return {m for m, p in self.phases.items() if p is ModelPhase.READY}

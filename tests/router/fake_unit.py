@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
+from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport, WeightsOrigin
 from pdmux_actor.messages import FinishReason, GenerateRequest, Slo
 from pdmux_actor.serving.frames import (
     PROTOCOL_VERSION,
@@ -42,10 +42,15 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_byte_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
-    """A tokenizer in Hugging Face layout whose token ids 0..255 are bytes; 256 is the end of a sequence."""
+def write_byte_tokenizer(
+    folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, is_backwards: bool = False
+) -> Path:
+    """A tokenizer in Hugging Face layout whose token ids 0..255 are bytes; 256 is the end of a sequence. One that
+    `is_backwards` has 255 for the byte 0.
+    """
     characters = _byte_characters()
-    tokenizer = Tokenizer(models.BPE(vocab={c: b for b, c in characters.items()}, merges=[]))
+    vocab = {c: 255 - b if is_backwards else b for b, c in characters.items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
@@ -76,7 +81,8 @@ def speech_tokens(request: GenerateRequest) -> list[int]:
 class FakeUnit:
     """After `fuse[0]` tokens of a request it drops every connection and takes that entry off; units may share a fuse.
     `fail` ends a request at once; a prompt that begins with the token `poison` ends every connection. It `constrains`
-    outputs in name only. `says` is what it answers, in place of the speech.
+    outputs in name only. `says` is what it answers, in place of the speech. With an `origin` it gives back what was
+    made for other weights.
     """
 
     unit_id: str = "unit-a"
@@ -89,6 +95,8 @@ class FakeUnit:
     stalled: bool = False  # it says so, and no more
     constrains: bool = False
     role: UnitRole = UnitRole.BOTH
+    origin: WeightsOrigin | None = None
+    given_back: int = 0
     cached_tokens: int = 0  # what it says of every prompt
     poison: int | None = None
     fail: Callable[[GenerateRequest], Delta | None] = lambda request: None
@@ -133,7 +141,10 @@ class FakeUnit:
             role=self.role,
             models=tuple(
                 ModelStatus(
-                    model=m, phase=phase, max_model_len=self.max_model_len if phase is ModelPhase.READY else None
+                    model=m,
+                    phase=phase,
+                    max_model_len=self.max_model_len if phase is ModelPhase.READY else None,
+                    origin=self.origin,
                 )
                 for m in self.models
             ),
@@ -155,6 +166,10 @@ class FakeUnit:
                             welcome = Welcome(unit_id=self.unit_id)
                             ok = version == PROTOCOL_VERSION and token == TOKEN
                             writer.write(encode(welcome if ok else Refused(reason="wrong token")))
+                        case Generate(stream=stream, request=request) if self._has_others_than(request):
+                            self.given_back += 1
+                            end = FinishReason.ERROR
+                            writer.write(encode(Delta(stream, 0, "", [], finish=end, error="others", retryable=True)))
                         case Generate(stream=stream, request=request, credit=credit):
                             self.requests.append(request)
                             credits[stream] = asyncio.Semaphore(credit)
@@ -176,6 +191,9 @@ class FakeUnit:
                 task.cancel()
             self._writers.discard(writer)
             writer.close()
+
+    def _has_others_than(self, request: GenerateRequest) -> bool:
+        return self.origin is not None and request.weights != self.origin.name()
 
     async def _generate(
         self, stream: int, request: GenerateRequest, credit: asyncio.Semaphore, writer: asyncio.StreamWriter

@@ -248,3 +248,31 @@ async def test_unit__model_fails_to_load__does_not_keep_the_pool_from_its_next_s
     await until(lambda: phases(unit) == {"b": "ready"})
 
     assert unit.report().total_blocks == 300
+
+
+async def test_unit__request_made_for_other_weights__is_given_back_and_not_computed(
+    make_unit, fake_engine, make_lease, make_assignment, make_request, until, phases
+):
+    """Its tokens may be those of another tokenizer."""
+    unit = await make_unit(fake_engine)
+    old, new = make_assignment("a", max_model_len=64), make_assignment("a", dtype="float16")
+    adapter = make_assignment("sql", revision="v2", base="a")
+    unit.apply_lease(make_lease(1, old, adapter))
+    await until(lambda: set(phases(unit).values()) == {"ready"} and len(phases(unit)) == 2)
+    report = unit.report()
+    name_of = {s.model: report.weights_of(s) for s in report.models}
+    assert name_of == {"a": old.origin.name(), "sql": adapter.origin.name(old.origin)}
+
+    sent = []
+    for stream, (model, weights) in enumerate(
+        [("a", new.origin.name()), ("sql", adapter.origin.name(new.origin)), ("sql", adapter.origin.name())]
+    ):
+        request = make_request(model=model, weights=weights)
+        assert unit.open(Generate(stream=stream, request=request), sent.append) is None
+    assert [(d.finish, d.retryable) for d in sent] == [(FinishReason.ERROR, True)] * 3
+    assert "other weights" in sent[0].error
+
+    for stream, (model, weights) in enumerate([*name_of.items(), ("a", ())], start=3):
+        request = make_request(model=model, weights=weights)
+        assert unit.open(Generate(stream=stream, request=request), sent.append) is not None
+    assert len(sent) == 3
