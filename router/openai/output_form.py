@@ -62,7 +62,7 @@ def form_of(
     structured: StructuredOutputs | None,
     guided: Mapping[str, Any],
 ) -> StructuredOutput | None:
-    """`guided`: vLLM's older parameters by name.
+    """`guided`: vLLM's older parameters, and SGLang's, by name.
 
     Raises:
         InvalidRequest: more than one form is asked for, or a schema that no output can be held to.
@@ -80,7 +80,11 @@ def form_of(
         if held.pop("json_object", False):
             held["json"] = held.get("json", _ANY_OBJECT)
         asked += [("structured_outputs", kind, value) for kind, value in held.items()]
-    asked += [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
+    asked += [
+        (name, "grammar" if name == "ebnf" else name.removeprefix("guided_"), value)
+        for name, value in guided.items()
+        if value is not None
+    ]
     if len(asked) > 1:
         names = ", ".join(f"{param} ({kind})" for param, kind, _ in asked)
         raise InvalidRequest(

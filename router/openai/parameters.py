@@ -111,6 +111,10 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     guided_choice: Choices | None = None
     guided_grammar: FormText | None = None
 
+    # SGLang's names of the same.
+    regex: FormText | None = None
+    ebnf: FormText | None = None
+
     # Accepted and without effect here.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -178,6 +182,8 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
             "guided_regex": self.guided_regex,
             "guided_choice": self.guided_choice,
             "guided_grammar": self.guided_grammar,
+            "regex": self.regex,
+            "ebnf": self.ebnf,
         }
         if all(form is None for form in (self.response_format, self.structured_outputs, *guided.values())):
             return None

@@ -58,8 +58,6 @@ class RefusedPeerParameters(RequestPart):
     vllm_xargs: EmptyObject | None = None
     repetition_detection: EmptyObject | None = None
     thinking_token_budget: _OneValue | None = None
-    regex: None = None
-    ebnf: None = None
     stop_regex: Empty | None = None
     lora_path: None = None
     session_params: EmptyObject | None = None

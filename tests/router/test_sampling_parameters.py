@@ -91,6 +91,8 @@ async def test_sampling__values_that_change_nothing__cost_the_unit_nothing(serve
     ("extra", "kind", "text", "param"),
     [
         ({"structured_outputs": {"regex": "a+"}}, StructuredKind.REGEX, "a+", "structured_outputs"),
+        ({"regex": "a+"}, StructuredKind.REGEX, "a+", "regex"),
+        ({"ebnf": 'root ::= "a"'}, StructuredKind.GRAMMAR, 'root ::= "a"', "ebnf"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredKind.CHOICE, '["a", "b"]', "structured_outputs"),
         ({"structured_outputs": {"grammar": "root ::= x"}}, StructuredKind.GRAMMAR, "root ::= x", "structured_outputs"),
         ({"structured_outputs": {"json": {"type": "null"}}}, StructuredKind.JSON_SCHEMA, '{"type":"null"}', None),
