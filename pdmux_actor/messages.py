@@ -30,11 +30,15 @@ class StructuredKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """The form that an output must have. `param` names the request's parameter that asked for it, for errors."""
+    """The form that an output must have. `param` names the request's parameter that asked for it, for errors. `before`,
+    formats of xgrammar's structural tags as JSON, is what may come before it: thoughts, which have no form. Engines
+    that cannot hold outputs to both have it come first.
+    """
 
     kind: StructuredKind
     text: str
     param: str = "response_format"
+    before: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

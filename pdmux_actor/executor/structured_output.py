@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +93,9 @@ class FormCompiler:
             )
             for texts in (padded, in_json)
         )
-        self._texts = padded
+        self._texts, self._json_texts = padded, in_json
+        self._end_token_ids = end_token_ids
+        self._marking: dict[bool, xgrammar.GrammarCompiler] = {}  # by whether it compiles JSON
         self.end_token_ids = sorted(end_token_ids)
         self.num_words = -(-vocab_size // _WORD_BITS)
         self._walked: set[StructuredOutput] = set()
@@ -120,8 +123,23 @@ class FormCompiler:
             raise InvalidStructuredOutput(reason="the output so far does not follow it")
         return constraint
 
+    def _marking_compiler(self, *, in_json: bool) -> xgrammar.GrammarCompiler:
+        """Makes one for forms that name tokens without text: they get one that stands in no UTF-8."""
+        if in_json not in self._marking:
+            texts = self._json_texts if in_json else self._texts
+            marked = [text or b"\xff%d" % token_id for token_id, text in enumerate(texts)]
+            stops = sorted(self._end_token_ids)
+            info = xgrammar.TokenizerInfo(marked, vocab_size=len(marked), stop_token_ids=stops)
+            self._marking[in_json] = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        return self._marking[in_json]
+
     def _compile(self, form: StructuredOutput) -> xgrammar.CompiledGrammar:
         try:
+            if form.before and (answer := _format(form)) is not None:
+                lead = {"type": "optional", "content": {"type": "sequence", "elements": json.loads(form.before)}}
+                tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [lead, answer]}}
+                in_json = form.kind is StructuredKind.JSON_SCHEMA
+                return self._marking_compiler(in_json=in_json).compile_structural_tag(json.dumps(tag))
             match form.kind:
                 case StructuredKind.JSON_SCHEMA:
                     return self._json_compiler.compile_json_schema(form.text, max_whitespace_cnt=_MAX_WHITESPACE)
@@ -160,6 +178,22 @@ class FormCompiler:
                     reason=f"it takes more than {_SLOW_MASK_S * 1e3:.0f} ms a token to follow; "
                     "nest fewer repetitions, or make alternatives begin differently"
                 )
+
+
+def _format(form: StructuredOutput) -> dict[str, Any] | None:
+    """Says it as a part of a structural tag. None: it is one that has no parts."""
+    match form.kind:
+        case StructuredKind.JSON_SCHEMA:
+            schema = json.loads(form.text)
+            return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MAX_WHITESPACE}
+        case StructuredKind.REGEX:
+            return {"type": "regex", "pattern": form.text}
+        case StructuredKind.CHOICE:
+            return {"type": "grammar", "grammar": _alternatives(json.loads(form.text))}
+        case StructuredKind.GRAMMAR:
+            return {"type": "grammar", "grammar": form.text}
+        case StructuredKind.STRUCTURAL_TAG:
+            return None
 
 
 def _alternatives(choices: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -353,6 +354,8 @@ class Gateway:
         self._check_form(card, form)
         if form is None and self.view.constrains(card.model):
             form = prompts[0].calls_form
+        if form is not None and prompts[0].before_answer:
+            form = replace(form, before=prompts[0].before_answer)
         await check_named_tokens(request, card, self._tokenizers)
         bad_words = await bad_word_tokens(request, card, self._tokenizers)
         sampling = partial(request.sampling, form=form, bad_words=bad_words)

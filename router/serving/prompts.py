@@ -24,12 +24,14 @@ _MOST_TOKENS = 256  # of one bad word
 class Prompt:
     """`echo` is what the reply repeats before the completion, `reply` how it is read, None where it is all answer.
     `calls_form` keeps calls in it to the schemas of strict tools, where the model's way to call is known.
+    `before_answer` is what may come before an answer that has a form.
     """
 
     token_ids: tuple[int, ...]
     echo: str = ""
     reply: ReplyShape | None = None
     calls_form: StructuredOutput | None = None
+    before_answer: str = ""
     skip_special_tokens: bool = True
 
 
@@ -62,6 +64,7 @@ async def chat_prompt(
     return Prompt(
         token_ids=tuple(chat.token_ids),
         reply=shape,
+        before_answer=_before_answer(request, use, loaded),
         calls_form=use.strict_calls(loaded.call_marks) if use.strict and request.structured_output is None else None,
         skip_special_tokens=request.skips_special_tokens and not marks_are_special,
     )
@@ -72,10 +75,15 @@ def _reply_shape(
 ) -> ReplyShape | None:
     if use.must_call:
         return ReplyShape(template=forced_call(use.only), prompt_end="", tools=use.offered)
-    if request.structured_output is not None:
+    if request.structured_output is not None and not loaded.before_answer:
         return None  # the mask leaves room for nothing but the answer
-    template = loaded.response_template if use.offered else loaded.callless_template
+    may_call = use.offered and request.structured_output is None
+    template = loaded.response_template if may_call else loaded.callless_template
     return None if template is None else ReplyShape(template=template, prompt_end=prompt_end, tools=use.offered)
+
+
+def _before_answer(request: ChatCompletionRequest, use: ToolUse, loaded: TokenizerLoaded) -> str:
+    return "" if request.structured_output is None or use.must_call else loaded.before_answer
 
 
 async def completion_prompts(

@@ -84,7 +84,8 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     `characters_per_token` bounds how many characters one token can stand for; None: nothing bounds it.
     `response_template` names the parts of a reply, `callless_template` those of one that may call nothing; None: it is
     all answer. `marks_are_special`: units must show special tokens for that.
-    `call_marks` say how the model writes calls of tools; None: it is not known.
+    `call_marks` say how the model writes calls of tools; None: it is not known. `before_answer` is what may come before
+    an answer that has a form (StructuredOutput.before); "": nothing.
     """
 
     call: int
@@ -95,6 +96,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     callless_template: dict[str, Any] | None
     marks_are_special: bool
     call_marks: CallMarks | None = None
+    before_answer: str = ""
 
 
 class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):

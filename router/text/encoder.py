@@ -18,6 +18,7 @@ from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
 from router.text.chat_template import ChatTemplate
 from router.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
+from router.text.harmony_template import HARMONY, before_answer
 from router.text.reply_templates import TOOL_FIELD, needs_special_tokens, separates, template_for, without
 from router.text.shared_tokenizers import SharedTokenizers
 from router.text.tool_prompt import with_tools_told
@@ -66,6 +67,7 @@ class PromptEncoder:
         self.callless_template = callless if separates(callless) else None
         self.marks_are_special = needs_special_tokens(template, tokenizer.special_tokens)
         self.call_marks = call_marks(template, tokenizer.special_tokens)
+        self.before_answer = before_answer(self._backend.token_to_id) if template == HARMONY else ""
 
     def render_chat(
         self,

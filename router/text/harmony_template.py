@@ -4,8 +4,10 @@ Reasoning is in the channel `analysis`, the answer in `final`; a call of a tool 
 `commentary` or before it. What is in `commentary` and has none is answer, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgspec
 
 HARMONY_MARK = "<|channel|>"
 _START = r"(?:<\|start\|>assistant)?\s*"  # the first message of a reply is begun by the prompt
@@ -13,6 +15,7 @@ _RECIPIENT = r"to=(?:functions\.)?(?P<name>[^\s<]+)"
 _KIND = r"\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"
 _CHANNEL = r"<\|channel\|>(?:commentary|analysis)"
 
+_MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>", "<|constrain|>")
 HARMONY: Mapping[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|start|>assistant",
@@ -39,3 +42,32 @@ HARMONY: Mapping[str, Any] = {
         "content": {"close_pattern": r"<\|(?:end|return|call)\|>", "content": "text"},
     },
 }
+
+
+def before_answer(token_id: Callable[[str], int | None]) -> str:
+    """Says what may come before an answer that has a form, as StructuredOutput.before: messages of reasoning, and the
+    answer's own header. `token_id` knows the model's marks, which are tokens. Empty: it has others.
+    """
+    ids = {mark: token_id(mark) for mark in _MARKS}
+    if None in ids.values():
+        return ""
+
+    def mark(name: str) -> dict[str, Any]:
+        return {"type": "token", "token": ids[f"<|{name}|>"]}
+
+    thought = [
+        *(mark("channel"), _text("analysis"), mark("message")),
+        {"type": "any_tokens", "exclude_tokens": list(ids.values())},
+        *(mark("end"), mark("start"), _text("assistant")),
+    ]
+    constrained = {"type": "optional", "content": _sequence(_text(" "), mark("constrain"), _text("json"))}
+    header = (mark("channel"), _text("final"), constrained, mark("message"))
+    return msgspec.json.encode([{"type": "star", "content": _sequence(*thought)}, *header]).decode()
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": elements}

@@ -93,6 +93,7 @@ class TextWorker:
             encoder.callless_template,
             encoder.marks_are_special,
             encoder.call_marks,
+            encoder.before_answer,
         )
 
     def _forget_oldest(self) -> None:
