@@ -119,4 +119,7 @@ class MessagesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
     container: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    speed: Literal["standard", "fast"] | None = None
+    user_profile_id: str | None = None
     inference_geo: str | None = None

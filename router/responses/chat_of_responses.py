@@ -24,6 +24,12 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
     """`history` is what was said before this input. Raises InvalidRequest, UnsupportedParameter."""
     if body.background:
         raise UnsupportedParameter("'background' is not implemented: wait for the answer.", param="background")
+    if body.conversation is not None:
+        message_ = "'conversation' is not implemented: go on with 'previous_response_id', or send all of it as 'input'."
+        raise UnsupportedParameter(message_, param="conversation")
+    absent = {"moderation": body.moderation, "prompt": body.prompt}
+    for name in (name for name, value in absent.items() if value is not None):
+        raise UnsupportedParameter(f"{name!r} is not implemented; leave it out.", param=name)
     tells_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs and not tells_logprobs:
         message_ = f"'top_logprobs' are told where 'include' has {LOGPROBS!r}: add it, or leave them out."

@@ -149,9 +149,16 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include: list[Included] | None = None
     top_logprobs: int | None = None
 
-    # Accepted and without effect here.
+    # Nothing of it is here: a value is refused.
     background: bool | None = None
+    conversation: Any = None
+    moderation: Any = None
+    prompt: Any = None
+
+    # Accepted and without effect here.
+    access_programs: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None

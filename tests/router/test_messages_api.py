@@ -161,6 +161,19 @@ async def test_message__call_is_required__output_follows_the_schema(talk, choice
     assert sdk.unit.requests[0].sampling.structured_output is not None
 
 
+async def test_message__fields_about_anthropics_own_service__change_nothing(talk) -> None:
+    sdk = await talk("Sunny.")
+    service = {
+        "diagnostics": {"previous_message_id": None},
+        "speed": "fast",
+        "user_profile_id": "ann",
+        "container": "c",
+    }
+    message = await ask(sdk, extra_body=service)
+
+    assert [block.text for block in message.content] == ["Sunny."]
+
+
 async def test_message__strict_tool__calls_are_held_to_the_schema(talk) -> None:
     sdk = await talk(CALL % "Rome", constrains=True)
     await ask(sdk, tools=[{**WEATHER, "strict": True}])

@@ -79,6 +79,19 @@ async def test_custom_tool__is_called__item_has_its_text(talk, stream) -> None:
     assert (text.type, call.type, call.name, call.input) == ("message", "custom_tool_call", "apply_patch", TEXT)
 
 
+async def test_response__of_openais_own_services__null_changes_nothing_and_a_value_is_refused(talk) -> None:
+    sdk = await talk("Sunny.")
+    nothing = dict.fromkeys(("conversation", "moderation", "prompt", "background"))
+    inert = {"context_management": [{"type": "compaction"}], "access_programs": {}}
+    response = await ask(sdk, extra_body={**nothing, **inert})
+    for name, value in {"conversation": "conv_1", "moderation": {"model": "m"}, "prompt": {"id": "p"}}.items():
+        with pytest.raises(openai.BadRequestError, match="is not implemented") as refused:
+            await ask(sdk, extra_body={name: value})
+        assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
+
+    assert response.output_text == "Sunny."
+
+
 @pytest.mark.parametrize("by_id", [False, True])
 async def test_custom_tool__its_output_is_sent__model_sees_call_and_output(talk, by_id) -> None:
     sdk = await talk(SAID)
