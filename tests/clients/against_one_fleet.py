@@ -22,6 +22,7 @@ TIMEOUT_S = 600.0
 FILES: Mapping[str, Sequence[str]] = {
     "sdks": ("test_vendor_sdks.py",),
     "agents": ("test_langchain.py", "test_pydantic_ai.py"),
+    "frameworks": ("test_haystack.py", "test_openai_agents.py", "test_smolagents.py"),
     "libraries": ("test_instructor.py", "test_litellm.py", "test_llama_index.py"),
     "guidellm": ("test_guidellm.py",),
     "aiperf": ("test_aiperf.py",),
