@@ -32,12 +32,14 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_NO_THREADS: Mapping[str, Any] = {"error_code": "thread_unsupported_request", "unsupported": ("thread",)}
 INTERNAL = ErrorShape(status=500, type="server_error", code="internal_error")
 
 SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.InvalidRequest: ErrorShape(status=400, type=_CALLER, code="invalid_value"),
     errors.ContextLengthExceeded: ErrorShape(status=400, type=_CALLER, code="context_length_exceeded"),
     errors.UnsupportedParameter: ErrorShape(status=400, type=_CALLER, code="unsupported_parameter"),
+    errors.ThreadsUnsupported: ErrorShape(status=400, type=_CALLER, code="unsupported_parameter"),
     errors.BodyTooLarge: ErrorShape(status=413, type=_CALLER, code="request_too_large"),
     errors.UnsupportedMediaType: ErrorShape(status=415, type=_CALLER, code="unsupported_media_type"),
     errors.PathNotFound: ErrorShape(status=404, type=_CALLER, code="unknown_url"),
@@ -93,7 +95,10 @@ def error_body(error: errors.RouterError, path: str = "") -> dict[str, Any]:
     """The body, in the shape of the API that `path` belongs to, and in its names."""
     shape = shape_of(error)
     message, param = in_names_of(path, error.message, error.param)
-    return _body(message, shape, param, error.code or shape.code, path)
+    body = _body(message, shape, param, error.code or shape.code, path)
+    if isinstance(error, errors.ThreadsUnsupported):
+        body["error"]["details"] = _NO_THREADS
+    return body
 
 
 def internal_error_body(request_id: str, path: str = "") -> dict[str, Any]:

@@ -74,6 +74,13 @@ class UnsupportedParameter(InvalidRequest):
     pass
 
 
+class ThreadsUnsupported(InvalidRequest):
+    """Anthropic's SDK then sends the whole conversation with every turn."""
+
+    def __init__(self) -> None:
+        super().__init__("'thread' is not implemented: send the whole conversation as 'messages'.", param="thread")
+
+
 class BodyTooLarge(RouterError):
     def __init__(self, *, limit_bytes: int, remedy: str = "send a shorter prompt") -> None:
         super().__init__(f"The request body exceeds {limit_bytes} bytes; {remedy}.")

@@ -16,7 +16,7 @@ from router.anthropic.messages_body import (
     ToolUseBlock,
     TurnOfMessages,
 )
-from router.errors import InvalidRequest, UnsupportedParameter
+from router.errors import InvalidRequest, ThreadsUnsupported, UnsupportedParameter
 from router.openai.chat import MAX_MESSAGES, ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, decoded, message
 
@@ -34,7 +34,9 @@ def read_messages_body(body: bytes) -> MessagesBody:
 
 
 def chat_of_messages(body: MessagesBody) -> ChatCompletionRequest:
-    """Raises InvalidRequest, UnsupportedParameter."""
+    """Raises InvalidRequest, UnsupportedParameter, ThreadsUnsupported."""
+    if body.thread is not None:
+        raise ThreadsUnsupported
     if not body.messages:
         raise InvalidRequest("'messages' is empty: it must have one entry or more.", param="messages")
     messages = list(_messages(body))

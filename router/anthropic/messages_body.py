@@ -113,6 +113,8 @@ class MessagesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputSettings | None = None
 
+    thread: Any = None  # a conversation that Anthropic keeps: refused
+
     # Accepted and without effect here.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

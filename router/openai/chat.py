@@ -32,11 +32,20 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class TextPart(RequestPart):
-    """`prompt_cache_breakpoint` is without effect: any prefix is cached."""
+    """`prompt_cache_breakpoint` is without effect: any prefix is cached. The others are what the Agents SDK for
+    JavaScript spreads over the part that it makes of an assistant's text: fields of the message, which has them, too.
+    """
 
     type: Literal["text"]
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
+    role: Any = None
+    refusal: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    annotations: Any = None
 
 
 class RefusalPart(RequestPart):

@@ -43,6 +43,13 @@ ValueT = TypeVar("ValueT")
 class _Part(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True, gc=False):
     text: str
     prompt_cache_breakpoint: msgspec.Raw = _NOTHING
+    role: msgspec.Raw = _NOTHING
+    refusal: msgspec.Raw = _NOTHING
+    reasoning: msgspec.Raw = _NOTHING
+    reasoning_content: msgspec.Raw = _NOTHING
+    tool_calls: msgspec.Raw = _NOTHING
+    function_call: msgspec.Raw = _NOTHING
+    annotations: msgspec.Raw = _NOTHING
 
 
 class _Refusal(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True, gc=False):

@@ -174,6 +174,19 @@ async def test_message__fields_about_anthropics_own_service__change_nothing(talk
     assert [block.text for block in message.content] == ["Sunny."]
 
 
+async def test_message__thread__is_refused_so_that_the_sdk_goes_on_without(talk) -> None:
+    """The tool runner of Anthropic's SDK for JavaScript asks for one with every conversation."""
+    sdk = await talk("never said")
+    body = {"model": MODEL, "messages": ASK, "max_tokens": 5, "thread": {"type": "create"}}
+    async with httpx.AsyncClient(base_url=sdk.url, timeout=60) as http:
+        reply = await http.post("/v1/messages", json=body)
+        plain = await http.post("/v1/messages", json={**body, "thread": None})
+
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], plain.status_code) == (400, "invalid_request_error", 200)
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
 async def test_message__strict_tool__calls_are_held_to_the_schema(talk) -> None:
     sdk = await talk(CALL % "Rome", constrains=True)
     await ask(sdk, tools=[{**WEATHER, "strict": True}])
