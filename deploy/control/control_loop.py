@@ -153,7 +153,7 @@ class ControlLoop:
         asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
         wanted = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
         rights = RolloutRights(may_change=self._is_settled, may_interrupt=not self._is_plan_due)
-        models = self._rollout.in_turn(report, wanted, self._migration, rights, now_s)
+        models = self._rollout.in_turn(report, wanted, self._catalog, self._migration, rights, now_s)
         return self._leases.renew(report, models, self._catalog.policy, asleep, registry.pool_blocks(report.unit_id))
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
@@ -366,7 +366,7 @@ class ControlLoop:
         if answer.size is not None:
             self.scaling.hear(answer.size, now_s)
         if not asked.is_look:
-            self._adopt_plan(answer.solution, asked.why, now_s)
+            self._adopt_plan(answer.solution, asked, asked.why, now_s)
         elif self._why is None and self._may_follow(asked.task):
             self._judge(asked, answer, now_s)
         return True
@@ -374,12 +374,12 @@ class ControlLoop:
     def _judge(self, asked: Asked, answer: PlanAnswer, now_s: float) -> None:
         verdict = verdict_on(asked, answer, self._migration.planned_goal(asked.task.needs), self._rules)
         if verdict is not None and verdict.kind == "plan":
-            self._adopt_plan(answer.solution, verdict.reason, now_s)
+            self._adopt_plan(answer.solution, asked, verdict.reason, now_s)
         elif verdict is not None:
             self._history.note(now_s, verdict.kind, verdict.reason)
 
-    def _adopt_plan(self, solution: Solution, why: str, now_s: float) -> None:
-        if self._migration.set_out(self._rollout.without_wishes(solution), self._catalog):
+    def _adopt_plan(self, solution: Solution, asked: Asked, why: str, now_s: float) -> None:
+        if self._migration.set_out(self._rollout.without_wishes(solution), self._catalog, asked.task.needs.unknown):
             gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
             self._history.note(now_s, "plan", why + gone)
 

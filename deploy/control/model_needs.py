@@ -59,6 +59,7 @@ class ModelNeeds:
             ),
             models=tuple(p for p in (self._placement(m, pinned, now_s) for m in awake) if p is not None),
             sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
+            unknown=frozenset(m.id for m in self.catalog.placed if m.spec is None),
         )
 
     def asked(self, now_s: float) -> Mapping[str, ModelAsked]:
@@ -114,9 +115,9 @@ def explain_also(
     return told if asleep is None else replace(told, unplaced="nobody asks for it; the next request wakes it")
 
 
-def kept_plan(goal: Plan, catalog: Catalog) -> tuple[UnitPlan, ...]:
-    """Models of unknown shape, where they are."""
-    unknown = {m.id for m in catalog.placed if m.spec is None}
+def kept_plan(goal: Plan, catalog: Catalog, unknown: Set[str] = frozenset()) -> tuple[UnitPlan, ...]:
+    """Models of unknown shape, where they are; and those that were `unknown` when a plan was asked for."""
+    unknown = {m.id for m in catalog.placed if m.spec is None or m.id in unknown}
     return tuple(
         UnitPlan(unit_id=u.unit_id, models=tuple(p for p in u.models if p.model in unknown)) for u in goal.units
     )

@@ -16,11 +16,14 @@ _QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each ot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Holds what is planned for. `sleepers` may give up their places to models that have none, in this order."""
+    """Holds what is planned for. `sleepers` may give up their places to models that have none, in this order. Models of
+    `unknown` shape are not planned for, and stay where they are.
+    """
 
     units: tuple[UnitCapacity, ...]
     models: tuple[PlacementModel, ...]
     sleepers: tuple[str, ...] = ()
+    unknown: frozenset[str] = frozenset()
 
     def resembles(self, other: "Needs") -> bool:
         """A plan for one would be a plan for the other: demand differs by no more than chance makes it."""

@@ -1,6 +1,6 @@
 """Follows the plan that leases say to the one they shall say, and remembers where that way has come to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 
 from deploy.control.control_rules import ControlRules
@@ -50,9 +50,11 @@ class PlanMigration:
         """Returns the goal's part that plans are made for."""
         return part_of(self.goal, {u.unit_id for u in needs.units})
 
-    def set_out(self, solution: Solution, catalog: Catalog) -> bool:
-        """Makes a solution the goal. Returns whether any model's places change."""
-        kept = {u.unit_id: u.models for u in kept_plan(self.goal, catalog)}
+    def set_out(self, solution: Solution, catalog: Catalog, unknown: Set[str] = frozenset()) -> bool:
+        """Makes a solution the goal, which was found without `unknown` models. Returns whether any model's places
+        change.
+        """
+        kept = {u.unit_id: u.models for u in kept_plan(self.goal, catalog, unknown)}
         kept |= left_on(self.goal, solution.plan, self._fleet.cordoned())
         goal = goal_of(solution.plan, kept, [u.unit_id for u in self._fleet.registry.staying()])
         is_other = not same_places(self.goal, goal)
@@ -61,7 +63,8 @@ class PlanMigration:
         return is_other
 
     def retire(self, unit_id: str, model: str) -> None:
-        """Has a replica go that another one replaces."""
+        """Has a replica go that another one replaces, however short it has stayed."""
+        self.transition.release(unit_id, model)
         self.goal = without_replica(self.goal, unit_id, model)
         self._is_moving = self.is_busy = True
 

@@ -71,6 +71,10 @@ class Transition:
         self._placed_s |= {(r.unit_id, r.model): r.placed_s for r in replicas}
         self._moves_s.extendleft(reversed(tuple(moves_s)))
 
+    def release(self, unit_id: str, model: str) -> None:
+        """A replica has stayed for long enough."""
+        self._placed_s.pop((unit_id, model), None)
+
     def forget(self, unit_id: str) -> None:
         self._placed_s = {k: s for k, s in self._placed_s.items() if k[0] != unit_id}
         self._quota_of_lingering = {k: q for k, q in self._quota_of_lingering.items() if k[0] != unit_id}

@@ -85,6 +85,7 @@ class WeightsRollout:
         self,
         report: UnitReport,
         wanted: Sequence[ModelAssignment],
+        catalog: Catalog,
         migration: PlanMigration,
         rights: RolloutRights,
         now_s: float,
@@ -102,7 +103,7 @@ class WeightsRollout:
             others = {*migration.plan.units_of(place), *migration.goal.units_of(place)} - {unit_id}
             is_staying = unit_id in migration.goal.units_of(place)
             is_turn = self._is_turn(place, family, others, now_s) if others else rights.may_interrupt
-            if is_turn and is_staying and rights.may_change:
+            if is_turn and is_staying and rights.may_change and _is_read(catalog, place):
                 beside = f"{len(others)} replicas beside it" if others else "no replica beside it"
                 self._history.note(now_s, EventKind.WEIGHTS, f"{place} is given other weights on {unit_id}, {beside}")
                 leased += family
@@ -121,6 +122,12 @@ class WeightsRollout:
         names = frozenset(a.model for a in family)
         away = sum(not self._fleet.at(now_s).serves(other, place, names) for other in others)
         return away < min(len(others), max(1, (len(others) + 1) // _SHARE))
+
+
+def _is_read(catalog: Catalog, place: str) -> bool:
+    """The shape of the new weights is known: who cannot be read now does not replace what is served."""
+    model = catalog.get(place)
+    return model is not None and model.spec is not None
 
 
 def _families(wanted: Sequence[ModelAssignment]) -> Iterator[tuple[str, list[ModelAssignment]]]:

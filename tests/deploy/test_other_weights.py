@@ -114,6 +114,15 @@ def test_change__to_weights_that_do_not_load__the_others_serve_on() -> None:
     assert sources(world) == ["/m"] * 2, "what they have is what is wanted again"
 
 
+def test_change__to_a_checkpoint_that_cannot_be_read__waits_until_it_can() -> None:
+    world = fleet_of(2)
+    world.want(catalog(catalog_model("a", replicas=2, source="/other", spec=None)))
+    world.beat(20)
+    assert sources(world) == ["/m"] * 2
+    world.want(catalog(catalog_model("a", replicas=2, source="/other")))
+    beats_until_changed(world, at_least=1)
+
+
 def test_change__control_loop_restarts_meanwhile__goes_on_one_by_one() -> None:
     world = fleet_of(4)
     world.want(catalog(catalog_model("a", replicas=4, source="/other")))

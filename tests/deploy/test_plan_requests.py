@@ -1,6 +1,6 @@
 """A control loop whose planner takes its time: it answers heartbeats, and goes by what it gets in the end."""
 
-from fleet_model import World, catalog
+from fleet_model import World, catalog, catalog_model
 
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
 from placement.estimation.problem_arrays import Estimator
@@ -84,3 +84,23 @@ def test_planner__in_place__answers_once() -> None:
 
     assert planner.answer() is not None
     assert planner.answer() is None
+
+
+def test_plan__asked_for_before_a_shape_was_known__takes_the_model_from_no_unit() -> None:
+    """The file named other weights, whose config.json has been read while the planner worked."""
+    planner = SlowPlanner()
+    made = world(planner, "a")
+    made.beat()
+    planner.finish()
+    made.beat(4)
+    (unit,) = made.units.values()
+    assert unit.ready() == {"a"}
+
+    made.want(catalog(catalog_model("a", source="/other", spec=None)))
+    made.beat()
+    assert planner.tasks[-1].needs.models == ()
+    planner.finish()
+    made.want(catalog(catalog_model("a", source="/other")))
+    made.beat()
+    assert "a" in {p.model for u in made.loop.status(made.now_s).plan.units for p in u.models}
+    assert {a.model for a in unit.lease.models} == {"a"}
