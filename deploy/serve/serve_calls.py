@@ -1,9 +1,11 @@
 """Calls to Serve's own controller that end: Ray waits for as long as it says nothing, which may be for good."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.serve._private.api import _create_controller_and_proxy_refs
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
@@ -35,7 +37,11 @@ def begin_serve(config: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def until_proxies_serve(proxies: Sequence[Any]) -> None:
-    ray.get(list(proxies), timeout=HTTP_PROXY_TIMEOUT)
+    """Returns early where Serve has ended one that was slow to come, as on a busy machine: it starts another, and who
+    waits for the gateway to answer waits for that one.
+    """
+    with suppress(RayActorError):
+        ray.get(list(proxies), timeout=HTTP_PROXY_TIMEOUT)
 
 
 def check_serve_answers() -> None:

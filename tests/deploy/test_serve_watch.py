@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError, GetTimeoutError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
 from deploy.errors import FleetStartError, FleetUnreachable, StopUnanswered
 from deploy.fleet_file.settings import parse_fleet_file
 from deploy.serve import serve_fleet, serve_silence
 from deploy.serve.controller import Controller
-from deploy.serve.serve_calls import check_serve_answers
+from deploy.serve.serve_calls import check_serve_answers, until_proxies_serve
 from deploy.serve.serve_fleet import ServeFleet
 from deploy.serve.serve_silence import SILENT_S, ServeWatch
 
@@ -87,6 +87,19 @@ def test_start__serve_says_nothing__ends_with_the_time_that_it_was_given(monkeyp
 
     with pytest.raises(FleetStartError, match="Serve's controller does not answer: Get timed out"):
         ServeFleet(FLEET).wait_until_ready(on_change=lambda model: None, deadline_s=0.1)
+
+
+def test_start__serve_has_ended_a_proxy_that_was_slow_to_come__waits_for_the_one_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a busy machine: the start failed, "killed by `ray.kill`"."""
+
+    def killed(*_: object, timeout: float) -> None:
+        raise ActorDiedError
+
+    monkeypatch.setattr("deploy.serve.serve_calls.ray.get", killed)
+
+    until_proxies_serve([object()])
 
 
 @pytest.fixture
