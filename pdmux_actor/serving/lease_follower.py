@@ -171,23 +171,22 @@ class LeaseFollower:
                 del self._held[held.model]
                 await self._forget_sleepers()  # the lease may have changed its mind about this one meanwhile
                 return
-            elif not self._none_leaving.is_set():
-                # no deadline: models leave within drain_timeout_s and engine.watch.load_s
-                await self._none_leaving.wait()
-            elif not held.in_engine and not self._has_base(wanted):
-                held.assignment = wanted
-                # no deadline: its base comes, or fails and is tried again, or the lease says something else
-                await held.changed.wait()
-            elif not held.in_engine:
-                if await self._load(held, wanted):
-                    retry_s = self._first_retry_s
-                    continue
-                await self._until_changed_weights(held, retry_s)
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
-            else:
+            elif held.in_engine:
                 held.assignment = wanted
                 # no deadline: until the lease says something else
                 await held.changed.wait()
+            elif not self._none_leaving.is_set():
+                # no deadline: models leave within drain_timeout_s and engine.watch.load_s
+                await self._none_leaving.wait()
+            elif not self._has_base(wanted):
+                held.assignment = wanted
+                # no deadline: its base comes, or fails and is tried again, or the lease says something else
+                await held.changed.wait()
+            elif await self._load(held, wanted):
+                retry_s = self._first_retry_s
+            else:
+                await self._until_changed_weights(held, retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     async def _load(self, held: HeldModel, wanted: ModelAssignment) -> bool:
         held.assignment, held.phase, held.error = wanted, ModelPhase.LOADING, None

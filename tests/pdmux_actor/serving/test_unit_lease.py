@@ -93,6 +93,25 @@ async def test_unit__model_leaves_under_load__drains_then_goes(
     assert ("remove", "tiny") in fake_engine.calls
 
 
+async def test_unit__models_leave_one_after_the_other__none_waits_for_itself(
+    make_unit, fake_engine, make_lease, make_request, connect, until, phases
+):
+    unit = await make_unit(fake_engine)
+    unit.apply_lease(make_lease(1, "tiny", "b"))
+    await until(lambda: phases(unit) == {"tiny": "ready", "b": "ready"})
+    peer = await connect(unit)
+    peer.send(Generate(stream=1, request=make_request()))
+    (request_id,) = await submitted(fake_engine, until)
+
+    unit.apply_lease(make_lease(2, "b", "c"))  # "c" waits for "tiny", which leaves; "b" stays
+    await asyncio.sleep(0.01)
+    unit.apply_lease(make_lease(3, "c"))
+    await until(lambda: phases(unit) == {"tiny": "draining", "c": "loading"}, 10.0)
+    fake_engine.emit(step(request_id, "a", FinishReason.LENGTH))
+
+    await until(lambda: phases(unit) == {"c": "ready"}, 10.0)
+
+
 async def test_unit__drain_takes_too_long__streams_go_on_elsewhere(
     make_unit, fake_engine, make_lease, make_request, connect, until, phases
 ):
