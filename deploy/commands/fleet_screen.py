@@ -74,7 +74,7 @@ def fleet_on_screen(
             ray_environment(
                 proxy=proxy,
                 auth_token=secrets.token_hex(16),
-                free_ports=free_ports(3),
+                free_ports=free_ports(3, but=fleet.gateway.port),
                 haproxy=program_path(),
                 is_verbose=is_verbose,
             )

@@ -38,8 +38,8 @@ def chart_rules(*, units: int) -> dict[str, Any]:
             (minutes,) = re.fullmatch(r"(\d+)m", waits).groups()
             alert["for"] = f"{minutes}s"
         if alert["alert"] == "MuxfleetUnitDown":  # the one number that the chart counts from the fleet
-            alert["expr"], replaced = re.subn(r"< 1\s*$", f"< {units}", alert["expr"])
-            assert replaced == 1, alert["expr"]
+            alert["expr"], replaced = re.subn(r"(<|>=) 1$", rf"\1 {units}", alert["expr"].strip(), flags=re.MULTILINE)
+            assert replaced == 2, alert["expr"]
     return groups
 
 
