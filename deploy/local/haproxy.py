@@ -5,7 +5,8 @@ Serve's HAProxy template switches `option splice-request` on. With it HAProxy do
 before the first byte of the answer, so a request that nobody waits for would run to its end. `-dS` switches it off.
 
 The template opens HAProxy's metrics and statistics on every interface, whatever the gateway's host is, sets no time
-by which a client has to send its headers, and leaves them less room than the gateway does.
+by which a client has to send its headers, and leaves them less room than the gateway does. A request whose gateway
+ends before a byte of the answer it lets go, over a connection that had one before even without an answer.
 """
 
 import os
@@ -69,7 +70,7 @@ def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
             local = written.with_name(f"{written.name}.local")
             settings = header_room_settings(header_deadline_settings(loopback_settings(written.read_text())))
             _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-            settings = connections_settings(settings, most_files)
+            settings = retry_settings(connections_settings(settings, most_files))
             local.write_text(with_error_answers(settings, written.parent))
             changed[i + 1] = str(local)
     return changed
@@ -115,6 +116,20 @@ def connections_settings(text: str, most_files: int) -> str:
     found = re.search(r"^global\b[^\n]*\n(?:[ \t]+[^\n]*\n)*?([ \t]+maxconn (\d+)\n)", text, re.MULTILINE)
     is_enough = most_files == resource.RLIM_INFINITY or found is None or most_files > 2 * int(found[2]) + _OWN_FILES
     return text if found is None or is_enough else text[: found.start(1)] + text[found.end(1) :]
+
+
+def retry_settings(text: str) -> str:
+    """A request whose gateway ended before it said anything goes to another one: a generation begins anew, and nobody
+    has heard of the first one. Not those that keep a file or a batch: there would be two. HAProxy must have all of it
+    before it goes to the first one, which it waits for as for headers; longer ones than it has room for go as they
+    come, and are not repeated.
+    """
+    if "empty-response" in text or "retry-on " not in text:
+        return text
+    retries = r"\g<1>\g<2> empty-response\n\g<1>option http-buffer-request"
+    text = re.sub(r"^(\s*)(retry-on .*)$", retries, text, flags=re.MULTILINE)
+    kept = "http-request disable-l7-retry if METH_POST { path_beg /v1/files /v1/batches }"
+    return re.sub(r"^(\s*)(http-reuse .*)$", rf"\g<1>\g<2>\n\g<1>{kept}", text, flags=re.MULTILINE)
 
 
 def _haproxy() -> str:
