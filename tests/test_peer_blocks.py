@@ -256,6 +256,7 @@ def test_machine_watch__system_that_takes_long_to_end_before_the_next_start__is_
     monkeypatch.setattr("peer_systems.machine_watch.time.monotonic", lambda: now_s)
     monkeypatch.setattr("peer_systems.machine_watch._busy_s", lambda: machine_s)
     monkeypatch.setattr("peer_systems.machine_watch.marked_cpu_s", lambda: own_s)
+    monkeypatch.setattr("peer_systems.machine_watch._own_cpu_s", lambda: 0.0)
     watch = MachineWatch()
     watch.begin()
     for others_s in (0.1, 2.0):
@@ -274,6 +275,7 @@ def test_machine_watch__process_that_ended_and_nobody_waited_for__is_not_others_
     monkeypatch.setattr("peer_systems.machine_watch.time.monotonic", lambda: now_s)
     monkeypatch.setattr("peer_systems.machine_watch._busy_s", lambda: machine_s)
     monkeypatch.setattr("peer_systems.machine_watch.marked_cpu_s", lambda: own_s)
+    monkeypatch.setattr("peer_systems.machine_watch._own_cpu_s", lambda: 0.0)
     watch, now_s, machine_s = MachineWatch(), 0.0, 0.0
     watch.starting()
     own_s = {1: (4.0, 0.0), 2: (3.0, 0.0), 3: (2.0, 0.0)}
