@@ -116,6 +116,8 @@ def decision_table(decisions: tuple[PlacementDecision, ...], *, newest: int) -> 
 
 
 def problems(status: FleetStatus) -> Iterator[str]:
+    if status.state_problem:
+        yield f"the state of the control loop is not kept, its restart would lose it: {status.state_problem}"
     for model in status.models:
         if model.problem is not None:
             yield f"{model.model}: {' '.join(model.problem.split())}"
@@ -139,6 +141,7 @@ def as_dict(status: FleetStatus) -> dict[str, object]:
     """Returns the status as plain data for scripts."""
     return {
         "policy": status.policy,
+        "state_problem": status.state_problem or None,
         "models": [
             {
                 "id": m.model,

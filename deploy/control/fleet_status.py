@@ -95,7 +95,8 @@ class UnitStatus:
 class FleetStatus:
     """`plan` is in force, `goal` where the control loop is going. `decisions`: newest first. `cordons`: what was asked
     for, also of units and nodes that are not there now. `look`: what the planner found last, whether or not it was
-    adopted. `pools` is empty where no pool's number of nodes may change.
+    adopted. `pools` is empty where no pool's number of nodes may change. `state_problem`: why what a restart must not
+    lose is not kept; "" where it is.
     """
 
     models: tuple[ModelState, ...]
@@ -107,3 +108,4 @@ class FleetStatus:
     cordons: tuple[Cordon, ...] = ()
     look: PlanLook | None = None
     pools: tuple[PoolState, ...] = ()
+    state_problem: str = ""

@@ -20,6 +20,7 @@ _WARNED_OF = frozenset(
         EventKind.MODEL_STALLED,
         EventKind.REQUEST_FAILED,
         EventKind.SERVE_SILENT,
+        EventKind.STATE_NOT_KEPT,
     }
 )
 _OF_PHASE: Mapping[ModelPhase, tuple[EventKind, str]] = {

@@ -230,7 +230,8 @@ class Controller:
         return msgspec.json.encode(self._log.since(time.time() - since_s))
 
     async def status(self) -> FleetStatus:
-        return self._loop.status(self._clock.now_s())
+        problem = "" if self._state is None else self._state.problem
+        return replace(self._loop.status(self._clock.now_s()), state_problem=problem)
 
     async def fleet_report(self, explain: str | None = None) -> bytes:
         """The FleetStatus as JSON, or the Explanation of a model: null for one that is not planned for."""
@@ -340,7 +341,8 @@ class Controller:
         """A store that was changed gets the state of now, and all events."""
         if self._state is not None and self._state.is_of(config.name, config.state):
             return
-        before, self._state = self._state, kept_state(config.name, config.state, self._clock)
+        before, tell = self._state, self._recorder.record
+        self._state = kept_state(config.name, config.state, self._clock, tell, after=before)
         if before is None:
             await asyncio.to_thread(self._state.load_events, self._log)
             usage = await asyncio.to_thread(self._state.load_usage)

@@ -2,6 +2,7 @@
 clock.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +20,31 @@ from deploy.state.cluster_store import ClusterStore
 from deploy.state.file_store import FileStore
 from deploy.state.state_store import StateNotKept, StateStore
 from deploy.state.write_behind import WriteBehind
+from router.telemetry.fleet_event import EventKind
 
 _NAME = "control loop"
 _USAGE = "key usage"
 _STALE_S = 3600.0
 _RENEW_S = 60.0  # of a state in which nothing but time has changed
 
+Tell = Callable[[float, EventKind, str], None]
+"""Records an event, with its time."""
+
+
+def _to_nobody(now_s: float, kind: EventKind, text: str) -> None:
+    """Is told to none."""
+
 
 class KeptState:
     """The state of one fleet's control loop. Other documents of the same store go through `documents`."""
 
-    def __init__(self, name: str, section: StateSection, documents: WriteBehind, clock: LivedClock) -> None:
-        """`clock` is the control loop's."""
+    def __init__(
+        self, name: str, section: StateSection, documents: WriteBehind, clock: LivedClock, tell: Tell = _to_nobody
+    ) -> None:
+        """`clock` is the control loop's. `tell` hears when the store takes nothing any more, and when it does again."""
         self._of = (name, section)
+        self._tell = tell
+        self.is_told_unkept = False
         self.documents = documents
         self._has_usage = False
         self._kept: ControlState | None = None
@@ -39,6 +52,11 @@ class KeptState:
 
     def is_of(self, name: str, section: StateSection) -> bool:
         return self._of == (name, section)
+
+    @property
+    def problem(self) -> str:
+        """Returns why the state is not kept; "" where it is."""
+        return self.documents.problem
 
     def load(self) -> ControlState | None:
         """Returns what the control loop before left, with its times on this process's clock; None when there is none or
@@ -84,7 +102,12 @@ class KeptState:
             log.restore(stream, [segment for segment in found if segment is not None])
 
     def keep_events(self, log: FlightLog) -> None:
-        """Returns at once."""
+        """Returns at once. Tells, once, that the store does not take what came before."""
+        problem = self.problem
+        if bool(problem) != self.is_told_unkept:
+            self.is_told_unkept = bool(problem)
+            kind = EventKind.STATE_NOT_KEPT if problem else EventKind.STATE_KEPT
+            self._tell(self._clock.now_s(), kind, problem or "state is kept again")
         for name, segment in log.fresh():
             self.documents.keep(name, segment, format=EVENT_FORMAT)
 
@@ -92,8 +115,13 @@ class KeptState:
         self.documents.close()
 
 
-def kept_state(name: str, section: StateSection, clock: LivedClock) -> KeptState:
-    return KeptState(name, section, WriteBehind(lambda: _store(name, section)), clock)
+def kept_state(
+    name: str, section: StateSection, clock: LivedClock, tell: Tell = _to_nobody, *, after: KeptState | None = None
+) -> KeptState:
+    """`after`: whose place it takes. What that one has told of is over."""
+    state = KeptState(name, section, WriteBehind(lambda: _store(name, section)), clock, tell)
+    state.is_told_unkept = after is not None and after.is_told_unkept
+    return state
 
 
 def _store(name: str, section: StateSection) -> StateStore:

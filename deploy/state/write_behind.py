@@ -47,6 +47,11 @@ class WriteBehind:
         self._thread = threading.Thread(target=self._write_on, name="state", daemon=True)
         self._thread.start()
 
+    @property
+    def problem(self) -> str:
+        """Returns why what is newest is not in the store; "" while it is, or is about to be."""
+        return self._reason or ""
+
     def load(self, name: str, kind: type[DocumentT], *, format: int) -> DocumentT | None:
         """Reads a document; waits for the store for some seconds. None where there is none, it cannot be read, or it
         has another format; all but the first are logged.

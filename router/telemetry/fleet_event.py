@@ -10,6 +10,8 @@ class EventKind(StrEnum):
     CONTROLLER_STARTED = "controller_started"
     SERVE_SILENT = "serve_silent"
     SERVE_BACK = "serve_back"
+    STATE_NOT_KEPT = "state_not_kept"
+    STATE_KEPT = "state_kept"
     PLAN = "plan"
     KEPT = "kept"
     SHADOW = "shadow"

@@ -72,6 +72,8 @@ async def test_heartbeat__of_a_unit_that_the_next_control_loop_leads__is_not_out
 class CountedWrites:
     """Stands where KeptState would."""
 
+    problem = ""
+
     def __init__(self) -> None:
         self.writes = 0
 

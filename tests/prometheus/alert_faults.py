@@ -2,8 +2,9 @@
 
 import asyncio
 import signal
+import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -82,6 +83,13 @@ async def stop_serves_controller(fleet: FleetProcess) -> None:
             process.send_signal(signal.SIGCONT)
 
 
+async def lock_the_state(fleet: FleetProcess) -> None:
+    """Another program has the control loop's file."""
+    with closing(sqlite3.connect(fleet.file.parent / "chaos.sqlite3", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        await asyncio.Event().wait()
+
+
 async def kill_engines_as_they_come(fleet: FleetProcess) -> None:
     """No engine lives long enough to serve, as when its device is broken."""
     while True:
@@ -128,6 +136,7 @@ FAULTS = (
     Fault(name="engine killed", alerts=frozenset({"MuxfleetUnitsLost"}), strike=kill_an_engine, clients=6),
     Fault(name="control loop hung", alerts=frozenset({"MuxfleetTelemetryStale"}), strike=stop_controllers),
     Fault(name="Serve hung", alerts=frozenset({"MuxfleetServeSilent"}), strike=stop_serves_controller),
+    Fault(name="state file locked", alerts=frozenset({"MuxfleetStateNotKept"}), strike=lock_the_state),
     Fault(
         name="engines die as they start",
         alerts=frozenset({"MuxfleetUnitDown", "MuxfleetServerErrors"}),

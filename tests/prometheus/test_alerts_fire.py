@@ -25,7 +25,9 @@ def test_faults__of_all_alerts__are_here() -> None:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedFleet]:
-    file = fleet_of(tmp_path_factory.mktemp("fleet"), port=PORT, pools=(POOL,), sections={"gateway": GATEWAY})
+    folder = tmp_path_factory.mktemp("fleet")
+    sections = {"gateway": GATEWAY, "state": {"folder": str(folder)}}
+    file = fleet_of(folder, port=PORT, pools=(POOL,), sections=sections)
     with watched_fleet(file, tmp_path_factory.mktemp("prometheus"), port=PORT + 1) as watched:
         yield watched
 
