@@ -1,14 +1,42 @@
-"""Defines the base of all sections of the fleet file, and the smaller ones: state, watch, batches and drain."""
+"""Defines the base of all sections of the fleet file, and the smaller ones."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from deploy.fleet_file.setting_types import Size
+from pdmux_actor.scheduling.settings import SchedulerSettings
+
+# One of 16 small models keeps up with so many as with 8 on one lane (benchmarks/many_models.py).
+_DECODE_LANES = 4
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class SchedulerSection(Section):
+    """Holds what operators set of a unit's scheduler: keys of `engine`, and arguments of the units' application."""
+
+    max_batch_tokens: PositiveInt = 2048
+    """New tokens of one prefill batch."""
+    max_running_sequences: PositiveInt = 64
+    """Sequences of one model that hold KV at once."""
+    decode_lanes: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Decode steps of different models that a unit may run at once, each on SMs (cores) of its own, where that is
+    predicted to be faster. Default: 4. Green contexts for it have not been run on a GPU yet."""
+
+    def scheduler_settings(self, device: str, *, early_steps: bool = False) -> SchedulerSettings:
+        """Says what they are on such a device. All memory of a GPU is planned, with room for the activations of a
+        batch, so that no longer chunk may run there.
+        """
+        return SchedulerSettings(
+            max_batch_tokens=self.max_batch_tokens,
+            longest_chunk_tokens=self.max_batch_tokens if device == "cuda" else None,
+            max_running_sequences=self.max_running_sequences,
+            decode_lanes=self.decode_lanes or _DECODE_LANES,
+            early_steps=early_steps,
+        )
 
 
 class StateSection(Section):

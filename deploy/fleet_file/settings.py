@@ -25,7 +25,14 @@ from deploy.fleet_file.forecast_section import check_trace
 from deploy.fleet_file.host_memory import HostMemory, check_host_memory, host_memory_problems
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.scaling_section import NodesSection, ScalingSection, scaling_problems, with_trace_beside
-from deploy.fleet_file.section import BatchSection, DrainSection, Section, StateSection, WatchSection
+from deploy.fleet_file.section import (
+    BatchSection,
+    DrainSection,
+    SchedulerSection,
+    Section,
+    StateSection,
+    WatchSection,
+)
 from deploy.fleet_file.setting_types import (
     CPU_KV_BYTES,
     BackendName,
@@ -131,20 +138,13 @@ class PoolSection(Section):
         return (self.nodes.max or self.nodes.min) * self.devices_per_node // self.mesh_gpus
 
 
-class EngineSection(Section):
+class EngineSection(SchedulerSection):
     backend: BackendName = Field(default="native", description=_BACKENDS)
     policy: PolicyName = "mux"
     block_bytes: Size = ByteSize(16 * 1024)
     """One token block: K and V of one KV head in one layer."""
     dtype: Dtype | None = None
     """Default: what each checkpoint says. "auto": float32 or bfloat16, whichever the cores compute faster in."""
-    max_batch_tokens: PositiveInt = 2048
-    """New tokens of one prefill batch."""
-    max_running_sequences: PositiveInt = 64
-    """Sequences of one model that hold KV at once."""
-    decode_lanes: Annotated[int, Field(ge=1, le=16)] | None = None
-    """Decode steps of different models that a unit may run at once, each on SMs (cores) of its own, where that is
-    predicted to be faster. Default: 4. Green contexts for it have not been run on a GPU yet."""
     watch: WatchSection = WatchSection()
 
 

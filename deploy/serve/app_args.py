@@ -1,12 +1,13 @@
 """Defines what travels in the Serve config: `args` shape processes, `user_config` changes without a restart."""
 
-from typing import Any, Literal
+from collections import ChainMap
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.scaling_section import NodesSection, ScalingSection
-from deploy.fleet_file.section import BatchSection, DrainSection, StateSection, WatchSection
+from deploy.fleet_file.section import BatchSection, DrainSection, SchedulerSection, StateSection, WatchSection
 from deploy.fleet_file.setting_types import Dtype
 from deploy.fleet_file.settings import PlacementSection
 
@@ -25,8 +26,14 @@ def units_app(pool: str) -> str:
 class Args(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def of(cls, *sections: BaseModel, **others: object) -> Self:
+        """Takes each argument from `others` or from the first section that has a key of its name."""
+        values = ChainMap[str, object](others, *(dict(section) for section in sections))
+        return cls.model_validate({name: values[name] for name in cls.model_fields})
 
-class UnitShape(Args):
+
+class UnitShape(Args, SchedulerSection):
     """The arguments of a pool's application: its units are alike."""
 
     pool: str
@@ -44,9 +51,6 @@ class UnitShape(Args):
     guard: str | None = None
     block_bytes: int
     dtype: str | None = None
-    max_batch_tokens: int
-    max_running_sequences: int
-    decode_lanes: int | None = None
     role: Literal["prefill", "decode"] | None = None
     watch: WatchSection = WatchSection()
     drain: DrainSection = DrainSection()

@@ -3,7 +3,7 @@
 Its application carries these to the replica, which imports this file and with it no fleet file and no planner.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.environment import state_folder
@@ -22,25 +22,11 @@ class KeysOfFile:
         return read_key_file(Path(self.path)).ring()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BatchesHere:
-    """`folder` None: its default, which is that of the replica's user."""
+    """An empty `url` is the default, a folder of the replica's user."""
 
-    folder: str | None
-    max_file_bytes: int
-    max_lines: int
-    max_line_bytes: int
-    lines_at_once: int
-    keep_s: float | None
-    max_key_bytes: int | None
+    settings: BatchSettings
 
     def __call__(self) -> BatchSettings:
-        return BatchSettings(
-            url=str(state_folder() / "batches") if self.folder is None else self.folder,
-            max_file_bytes=self.max_file_bytes,
-            max_lines=self.max_lines,
-            max_line_bytes=self.max_line_bytes,
-            lines_at_once=self.lines_at_once,
-            keep_s=self.keep_s,
-            max_key_bytes=self.max_key_bytes,
-        )
+        return self.settings if self.settings.url else replace(self.settings, url=str(state_folder() / "batches"))

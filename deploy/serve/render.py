@@ -83,13 +83,9 @@ def logical_cpus(fleet: FleetFile) -> float:
 
 
 def controller_config(fleet: FleetFile) -> ControllerConfig:
-    return ControllerConfig(
-        models=fleet.models,
-        dtype=fleet.engine.dtype,
-        policy=fleet.engine.policy,
-        placement=fleet.placement,
-        name=fleet.name,
-        state=fleet.state,
+    return ControllerConfig.of(
+        fleet.engine,
+        fleet,
         expected_units={p.name: p.num_units for p in fleet.pools},
         profiles=dict(profiles_of(fleet)) or None,
         pools=_pool_nodes(fleet) or None,
@@ -126,28 +122,17 @@ def _units_application(fleet: FleetFile, pool: PoolSection) -> dict[str, Any]:
 
 
 def _unit_shape(fleet: FleetFile, pool: PoolSection) -> UnitShape:
-    engine, is_sglang = fleet.engine, fleet.backend(pool).name == "sglang"
-    return UnitShape(
+    is_sglang = fleet.backend(pool).name == "sglang"
+    return UnitShape.of(
+        pool,
+        fleet.engine,
+        fleet,
         pool=pool.name,
         num_gpus=pool.mesh_gpus,
-        device=pool.device,
         sglang=pool.sglang.model_dump(mode="json", exclude_defaults=True) if is_sglang else None,
-        gpu_type=pool.gpu_type,
-        cores=pool.cores,
         kv_pool_bytes=pool.kv_memory,
         device_memory_bytes=pool.device_memory,
         host_memory_bytes=pool.host_memory,
-        gpus_per_node=pool.gpus_per_node,
-        profile=pool.profile,
-        guard=pool.guard,
-        block_bytes=engine.block_bytes,
-        dtype=engine.dtype,
-        max_batch_tokens=engine.max_batch_tokens,
-        max_running_sequences=engine.max_running_sequences,
-        decode_lanes=engine.decode_lanes,
-        role=pool.role,
-        watch=engine.watch,
-        drain=fleet.drain,
     )
 
 
@@ -188,19 +173,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
     actor: dict[str, Any] = {"num_cpus": _SMALL_CPUS}
     if gateway.node_labels:
         actor["label_selector"] = dict(gateway.node_labels)
-    args = GatewayArgs(
-        max_body_bytes=gateway.max_body_bytes,
-        max_queued_requests=gateway.max_queued_requests,
-        hold_s=gateway.hold_s,
-        unit_suspect_s=gateway.unit_suspect_s,
-        unit_lost_s=gateway.unit_lost_s,
-        api_keys=gateway.api_keys,
-        request_log=gateway.request_log,
-        cors_origins=gateway.cors_origins,
-        template_timeout_s=gateway.template_timeout_s,
-        batches=gateway.batches,
-        console=gateway.console,
-    )
+    args = GatewayArgs.of(gateway)
     return {
         "name": GATEWAY_APP,
         "route_prefix": "/",

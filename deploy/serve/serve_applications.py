@@ -24,16 +24,11 @@ from deploy.serve.app_args import (
 from deploy.serve.gateway_settings import BatchesHere, KeysOfFile
 from pdmux_actor.backends.registry import backend_on
 from pdmux_actor.backends.sglang.options import SglangOptions
-from pdmux_actor.scheduling.settings import (
-    DECODE_LANES,
-    SchedulerSettings,
-    longest_chunk_tokens_of,
-    takes_early_steps,
-)
 from pdmux_actor.serving.actor import ActorSettings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.engine_watch import WatchSettings
 from placement.unit_role import UnitRole
+from router.batches.batch_settings import BatchSettings
 from router.limits import GatewayLimits
 
 
@@ -99,13 +94,15 @@ def gateway_limits(args: GatewayArgs) -> GatewayLimits:
 def batches_here(args: GatewayArgs) -> BatchesHere:
     section = args.batches
     return BatchesHere(
-        folder=section.folder,
-        max_file_bytes=section.max_file_bytes,
-        max_lines=section.max_lines,
-        max_line_bytes=args.max_body_bytes,
-        lines_at_once=section.lines_at_once,
-        keep_s=section.keep_days * 86400 or None,
-        max_key_bytes=section.max_key_bytes,
+        BatchSettings(
+            url=section.folder or "",
+            max_file_bytes=section.max_file_bytes,
+            max_lines=section.max_lines,
+            max_line_bytes=args.max_body_bytes,
+            lines_at_once=section.lines_at_once,
+            keep_s=section.keep_days * 86400 or None,
+            max_key_bytes=section.max_key_bytes,
+        )
     )
 
 
@@ -125,12 +122,9 @@ def actor_settings(shape: UnitShape) -> ActorSettings:
             units_per_node=max(1, shape.gpus_per_node // shape.num_gpus),
             profile=shape.profile,
             guard=shape.guard,
-            scheduler=SchedulerSettings(
-                max_batch_tokens=shape.max_batch_tokens,
-                longest_chunk_tokens=longest_chunk_tokens_of(shape.device, shape.max_batch_tokens),
-                max_running_sequences=shape.max_running_sequences,
-                decode_lanes=shape.decode_lanes or DECODE_LANES,
-                early_steps=takes_early_steps(shape.device, shape.num_gpus),
+            # Ranks are sent all inputs of a step, its tokens among them: no early steps there.
+            scheduler=shape.scheduler_settings(
+                shape.device, early_steps=shape.device == "cuda" and shape.num_gpus == 1
             ),
         ),
         pool=shape.pool,

@@ -23,7 +23,6 @@ from deploy.simulation.virtual_world import Interference
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import Slo
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.scheduling.settings import DECODE_LANES, SchedulerSettings, longest_chunk_tokens_of
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 from profiler.latency import ChunkShape, LatencyModel
@@ -219,12 +218,8 @@ def _unit_design(
         host_s=host_s,
         prompt_tokens=deployment.longest_prompt_tokens,
     )
-    device = fleet.pool(capacity.pool).device
-    settings = SchedulerSettings(
-        max_batch_tokens=fleet.engine.max_batch_tokens,
-        longest_chunk_tokens=longest_chunk_tokens_of(device, fleet.engine.max_batch_tokens),
-        max_running_sequences=fleet.engine.max_running_sequences,
-        decode_lanes=fleet.engine.decode_lanes or DECODE_LANES,
+    settings = replace(
+        fleet.engine.scheduler_settings(fleet.pool(capacity.pool).device),
         chunk_budget_tokens=budget,
         decision_log_entries=_LOG_ENTRIES,
     )

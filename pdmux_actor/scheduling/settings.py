@@ -4,10 +4,6 @@ from dataclasses import dataclass
 
 from placement.launch_limits import LaunchLimits
 
-# Of a unit whose fleet file leaves them open: one of 16 small models keeps up with them as with 8 on one lane
-# (benchmarks/many_models.py).
-DECODE_LANES = 4
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
@@ -39,21 +35,3 @@ class SchedulerSettings:
 
     def launch_limits(self) -> LaunchLimits:
         return LaunchLimits(batch_tokens=self.max_batch_tokens, sequences=self.max_running_sequences)
-
-
-def takes_early_steps(device: str, num_gpus: int) -> bool:
-    """Returns whether an engine is given early steps: ranks are sent all inputs of a step, its tokens among them.
-
-    >>> takes_early_steps("cuda", 1), takes_early_steps("cuda", 2), takes_early_steps("cpu", 1)
-    (True, False, False)
-    """
-    return device == "cuda" and num_gpus == 1
-
-
-def longest_chunk_tokens_of(device: str, max_batch_tokens: int) -> int | None:
-    """Returns the most tokens of a chunk: all memory of a GPU is planned, with room for the activations of so many.
-
-    >>> longest_chunk_tokens_of("cuda", 8192), longest_chunk_tokens_of("cpu", 2048)
-    (8192, None)
-    """
-    return max_batch_tokens if device == "cuda" else None
