@@ -30,7 +30,7 @@ from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, DecodeTilin
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.executor.cuda.flash_attention import activate_flash_attention
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
-from pdmux_actor.executor.cuda.split_list import SplitList, split_list, target_splits
+from pdmux_actor.executor.cuda.split_kernels import SplitList, split_list, target_splits
 from profiler.specs import DeviceSpec
 
 ROW_KEY = ("kernel", "batch", "tokens", "longest", "splits", "tile_tokens", "num_warps", "num_stages")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planning.workloads import a100_nodes, mixed_fleet
 
-from deploy.planning.search_time import SearchTime
+from deploy.planning.planner_program import SearchTime
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.served_bound import most_served

@@ -1,4 +1,4 @@
-"""muxfleet cordon"""
+"""muxfleet cordon, muxfleet uncordon"""
 
 from deploy.commands.joined_fleet import FleetName, PlaceName, joined_fleet
 from deploy.commands.terminal import terminal
@@ -19,3 +19,14 @@ def cordon(place: PlaceName, fleet: FleetName = None) -> None:
             controller.cordon(Cordon(scope=scope, name=name))
         already = "" if held is None else "already "
         terminal().print(f"{scope} {name}: {already}{'drained' if held and held.drains else 'cordoned'}")
+
+
+def uncordon(place: PlaceName, fleet: FleetName = None) -> None:
+    """Let a unit or a node that was cordoned or drained take models again.
+
+    Example: muxfleet uncordon 10.0.3.7
+    """
+    with joined_fleet(fleet) as controller:
+        scope, name = find_place(controller.status(), place)
+        had_one = controller.uncordon(scope, name)
+        terminal().print(f"{scope} {name}: {'uncordoned' if had_one else 'it has no cordon'}")

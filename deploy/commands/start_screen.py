@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+import psutil
 from rich.console import Console
 from rich.status import Status
 
 from deploy.commands.table_cells import load_bar
 from deploy.control.fleet_status import ModelState
-from deploy.local.engine_memory import engine_memory_bytes
 
 _STILL_EVERY_S = 15.0
 _LOOK_EVERY_S = 1.0
@@ -107,3 +107,19 @@ class StartScreen:
 def _held() -> str:
     held_bytes = engine_memory_bytes()
     return f"  (engine processes hold {held_bytes / 1e9:.1f} GB)" if held_bytes else ""
+
+
+_MARKS = ("pdmux_actor.serving.process", "pdmux_actor.backends.sglang.process", "sglang::")
+
+
+def engine_memory_bytes() -> int:
+    """Host memory only: weights on their way to a GPU pass through it."""
+    held_bytes = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(process.cmdline())
+            if any(mark in command for mark in _MARKS):
+                held_bytes += process.memory_info().rss
+        except psutil.Error:  # it has just ended
+            continue
+    return held_bytes

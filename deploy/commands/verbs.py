@@ -44,7 +44,7 @@ SUMMARIES: Mapping[str, str] = {
 }
 """By verb, the first sentence of its help: `muxfleet --help` prints them without importing any verb."""
 
-_MODULES: Mapping[str, str] = {"schema": "render"}  # of verbs that share another's
+_MODULES: Mapping[str, str] = {"schema": "render", "uncordon": "cordon"}  # of verbs that share another's
 
 
 class Verbs(TyperGroup):

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -20,7 +20,6 @@ from deploy.control.fleet_costs import FleetCosts
 from deploy.control.planner import work_out
 from deploy.planning.planner_frames import PlannerCall, PlannerReply
 from deploy.planning.profiled_costs import readable_costs
-from deploy.planning.search_time import SearchTime
 from pdmux_actor.serving.frames import LENGTH, framed
 from pdmux_actor.serving.own_program import die_with_parent
 from placement.estimation.problem_arrays import Estimator
@@ -29,6 +28,32 @@ from placement.problem import PlacementModel, Solver
 from placement.scaling.elastic_pool import FleetSize
 from placement.scaling.fleet_size import FleetSizeQuestion
 from placement.solvers.registry import SOLVERS
+
+_LEAST_KEPT, _MOST_KEPT = 0.15, 0.5  # of the budget, for what follows the search
+
+
+@dataclass(slots=True)
+class SearchTime:
+    """Keeps for what follows a search what it took the last time: of a large fleet that is more than the least part."""
+
+    now: Callable[[], float]
+    _followed_s: float = field(default=0.0, init=False)
+    _until_s: float = field(default=0.0, init=False)
+    _was_up: bool = field(default=False, init=False)
+
+    def begin(self, budget_s: float) -> None:
+        kept_s = min(max(_LEAST_KEPT * budget_s, self._followed_s), _MOST_KEPT * budget_s)
+        self._until_s, self._was_up = self.now() + budget_s - kept_s, False
+
+    def is_up(self) -> bool:
+        self._was_up |= self.now() >= self._until_s
+        return self._was_up
+
+    def end(self) -> None:
+        """Takes note that the answer is there; a search that ended by itself says nothing of what follows one."""
+        if self._was_up:
+            self._followed_s = self.now() - self._until_s
+
 
 _SIZES_SHARE = 0.85  # of the budget, for how many nodes there should be
 _SLICE_SHARE = 0.15  # of the budget, for the plan of one size: whether it is enough shows early

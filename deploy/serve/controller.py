@@ -36,7 +36,7 @@ from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
 from deploy.serve.waiting_gateways import NewsCopies, WaitingGateways
 from pdmux_actor.lease import Lease, UnitReport
-from pdmux_actor.serving.control_frames import ControlAddress
+from pdmux_actor.serving.control_link import ControlAddress
 from placement.errors import ModelUnknown
 from placement.scaling.seasonal_forecast import Season
 from router.access.rate_limits import KeyUsage

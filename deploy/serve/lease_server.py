@@ -8,7 +8,8 @@ from typing import cast
 import msgspec
 
 from pdmux_actor.lease import Lease, UnitReport
-from pdmux_actor.serving.control_frames import (
+from pdmux_actor.serving.connection_heartbeat import bound_silence
+from pdmux_actor.serving.control_link import (
     CONTROL_VERSION,
     ControlAddress,
     FromControl,
@@ -27,7 +28,6 @@ from pdmux_actor.serving.frames import (
     check_hello,
     framed,
 )
-from pdmux_actor.serving.tcp_timeouts import bound_silence
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from pdmux_actor.executor.lanes import available_cores
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.checkpoint import eos_token_ids, read_json, resolve_checkpoint
-from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
-from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
+from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels, CompiledOperators
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import AnyConfig, AnyWeights, Decoder, DecoderWeights, LayeredDecoder
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress

@@ -36,7 +36,7 @@ class DecoderConfig:
         except UnsupportedModel as error:
             reason = f"config.json: {error.field}={error.value!r} is not supported"
             remedy = error.remedy
-            if error.field == "architectures":  # mixtures are known to plans and simulations, and refused here
+            if error.field == "architectures":  # plans and simulations know more families than engines run
                 remedy = f"use a checkpoint of one of {', '.join(_served())}"
             raise ModelLoadError(model=model, reason=reason, remedy=remedy) from error
         except (TypeError, ValueError, ArithmeticError) as error:

@@ -1,6 +1,9 @@
-"""The pulse of a frame connection, on either side of it."""
+"""The pulse of a connection, on either side of it, and how long it outlives a peer that went without a word, as a node
+does that loses its power.
+"""
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 
@@ -31,3 +34,29 @@ class ConnectionHeartbeat:
         self._on_beat(now_s, now_s - due_s < self._period_s)
         if self._handle is not None:
             self.start()
+
+
+PEER_LOST_S = 20.0
+_LONGEST_S = 600.0  # the kernel counts no more than 127 probes
+_PROBE_EVERY_S = 5
+
+
+def bound_silence(transport: asyncio.BaseTransport, *, lost_s: float = PEER_LOST_S) -> None:
+    """Has the kernel break the connection when the peer's kernel has acknowledged nothing for `lost_s`, whether or not
+    anything was sent or is still to be sent. Without it that is two hours, or a quarter of one. A peer whose process
+    stands is not meant: its kernel goes on answering, unless so much was sent that it takes no more.
+    """
+    connection: socket.socket = transport.get_extra_info("socket")
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):  # of one machine: its ends do not go alone
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    lost_s = min(lost_s, _LONGEST_S)
+    # Linux has all of them; elsewhere what is missing stays as the system has it.
+    for name, value in (
+        ("TCP_KEEPIDLE", _PROBE_EVERY_S),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
+        ("TCP_KEEPCNT", max(1, round(lost_s / _PROBE_EVERY_S) - 1)),
+        ("TCP_USER_TIMEOUT", round(lost_s * 1000)),
+    ):
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)

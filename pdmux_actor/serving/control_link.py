@@ -1,9 +1,15 @@
-"""A unit's way to the control loop: heartbeats over a stream of their own, what is rare by Serve's calls."""
+"""A unit's way to the control loop: heartbeats over a stream of their own, what is rare by Serve's calls.
+
+A stream is of frames, as `frames` has them: msgpack, no pickle. The unit opens it with Hello and then sends a Heartbeat
+at a time; each is answered. Serve's own calls cost each side a millisecond and more, which a control loop of a thousand
+units does not have.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,9 +19,33 @@ from ray.serve.handle import DeploymentHandle
 
 from pdmux_actor.errors import StreamRefused
 from pdmux_actor.lease import Lease, UnitReport
-from pdmux_actor.serving.control_frames import CONTROL_VERSION, ControlAddress, FromControl, Heartbeat
+from pdmux_actor.serving.connection_heartbeat import bound_silence
 from pdmux_actor.serving.frames import FrameReader, FrameTooLarge, Hello, Refused, framed
-from pdmux_actor.serving.tcp_timeouts import bound_silence
+
+CONTROL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlAddress:
+    """Says where the control loop hears units, and what lets them in. It is told by a call of Serve's."""
+
+    endpoint: str
+    token: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    report: UnitReport
+
+
+class Leased(msgspec.Struct, frozen=True, tag="leased"):
+    """None: the lease whose version the report bears is in force."""
+
+    lease: Lease | None
+
+
+ToControl = Hello | Heartbeat
+FromControl = Leased | Refused
+
 
 logger = logging.getLogger(__name__)
 

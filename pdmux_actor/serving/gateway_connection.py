@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import msgspec
 
 from pdmux_actor.messages import FinishReason
-from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
+from pdmux_actor.serving.connection_heartbeat import PEER_LOST_S, ConnectionHeartbeat, bound_silence
 from pdmux_actor.serving.frames import (
     HEARTBEAT_S,
     HELLO_DEADLINE_S,
@@ -34,7 +34,6 @@ from pdmux_actor.serving.frames import (
     check_hello,
     encode,
 )
-from pdmux_actor.serving.tcp_timeouts import PEER_LOST_S, bound_silence
 from pdmux_actor.serving.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)

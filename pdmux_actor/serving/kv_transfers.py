@@ -13,6 +13,7 @@ from pdmux_actor.backends.base import Engine
 from pdmux_actor.errors import EngineDied, StreamRefused
 from pdmux_actor.kv.prefix_kv import PrefixRows, PromptStart
 from pdmux_actor.messages import GenerateRequest
+from pdmux_actor.serving.connection_heartbeat import bound_silence
 from pdmux_actor.serving.frames import (
     PROTOCOL_VERSION,
     FetchKv,
@@ -28,7 +29,6 @@ from pdmux_actor.serving.frames import (
     Welcome,
     encode,
 )
-from pdmux_actor.serving.tcp_timeouts import bound_silence
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,10 @@ from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.serving.command_intake import CommandIntake
 from pdmux_actor.serving.commands import EngineSettings, LoadReported, Started
-from pdmux_actor.serving.contention_store import ContentionStore
 from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.executors import build_executor
 from pdmux_actor.serving.host_budget import host_memory_budget
-from pdmux_actor.serving.known_latency import read_known_latency
+from pdmux_actor.serving.known_latency import ContentionStore, read_known_latency
 from pdmux_actor.serving.loaded_models import LoadedModels
 from pdmux_actor.serving.model_forms import ModelForms
 from pdmux_actor.serving.notice_sender import NoticeSender

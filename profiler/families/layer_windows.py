@@ -1,4 +1,4 @@
-"""Reads how many tokens each layer sees, of models in which some layers have a sliding window."""
+"""Reads how many tokens layers see, of models in which some have a sliding window."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,3 +25,15 @@ def layer_windows(config: Mapping[str, Any], *, window: int, kinds: Sequence[str
         raise UnsupportedModel(field="layer_types", value=str(of_layers), remedy=remedy)
     slides = (tokens is not None and kind == "sliding_attention" for kind in of_layers)
     return tuple(int(tokens) if is_sliding else None for is_sliding in slides)
+
+
+def window_tokens(config: Mapping[str, Any]) -> int | None:
+    """Returns that of Qwen 2 and 3, which some of the layers have if it is switched on. None: no layer has one."""
+    window, layer_types = config.get("sliding_window"), config.get("layer_types")
+    if window is None or not config.get("use_sliding_window", False):
+        return None
+    if layer_types is not None:
+        slides = "sliding_attention" in layer_types
+    else:
+        slides = int(config.get("max_window_layers", 0)) < count(config, "num_hidden_layers")
+    return int(window) if slides else None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.families.entry import DecoderTraits, ModelFamily
-from profiler.families.qwen_window import window_tokens
+from profiler.families.layer_windows import window_tokens
 
 
 def _traits(config: Mapping[str, Any]) -> DecoderTraits:

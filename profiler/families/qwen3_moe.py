@@ -7,7 +7,7 @@ from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 from profiler.families.config_names import llama_names
 from profiler.families.entry import DecoderTraits, ExpertSizes, MixtureTraits, ModelFamily
-from profiler.families.qwen_window import window_tokens
+from profiler.families.layer_windows import window_tokens
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertSizes:

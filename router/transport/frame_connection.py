@@ -10,7 +10,7 @@ import msgspec
 
 from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest
-from pdmux_actor.serving.connection_heartbeat import ConnectionHeartbeat
+from pdmux_actor.serving.connection_heartbeat import PEER_LOST_S, ConnectionHeartbeat, bound_silence
 from pdmux_actor.serving.frames import (
     HEARTBEAT_S,
     INITIAL_CREDIT,
@@ -30,7 +30,6 @@ from pdmux_actor.serving.frames import (
     Welcome,
     encode,
 )
-from pdmux_actor.serving.tcp_timeouts import PEER_LOST_S, bound_silence
 
 logger = logging.getLogger(__name__)
 

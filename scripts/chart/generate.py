@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.fleet_file.settings import fleet_json_schema, read_fleet_file
-from deploy.inspection.live_schema import live_json_schema
 from deploy.serve.render import serve_yaml
 from scripts.chart.dashboards.cluster_rows import cluster_dashboard
 from scripts.chart.dashboards.fleet_rows import fleet_dashboard
 from scripts.chart.dashboards.grafana_json import dashboard_json
 from scripts.chart.dashboards.unit_rows import units_dashboard
+from scripts.chart.live_schema import live_json_schema
 from scripts.chart.register_tables import documents, with_table
 from scripts.chart.serve_mapping import chart_files_data
 from scripts.chart.values_file import needed_paths, values_table, values_yaml

@@ -12,10 +12,10 @@ from ray.exceptions import RayTaskError
 from deploy.serve.lease_server import LeaseServer
 from pdmux_actor.lease import Lease, ModelAssignment, UnitReport
 from pdmux_actor.messages import Slo
-from pdmux_actor.serving.control_frames import (
+from pdmux_actor.serving.control_link import (
     ControlAddress,
+    ControlLink,
 )
-from pdmux_actor.serving.control_link import ControlLink
 
 TOKEN = "secret"
 MODEL = ModelAssignment(model="m", source="/m", quota_blocks=7, slo=Slo(ttft_s=1.0, tbt_s=0.05))

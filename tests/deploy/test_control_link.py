@@ -16,7 +16,7 @@ from control_loop_standin import (
 
 from pdmux_actor.errors import StreamRefused
 from pdmux_actor.serving import control_link
-from pdmux_actor.serving.control_frames import (
+from pdmux_actor.serving.control_link import (
     ControlAddress,
 )
 from pdmux_actor.serving.frames import Ping, framed

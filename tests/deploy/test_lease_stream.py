@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from deploy.serve.lease_server import LeaseServer
 from pdmux_actor.errors import StreamRefused
 from pdmux_actor.lease import Lease, UnitReport
-from pdmux_actor.serving.control_frames import (
+from pdmux_actor.serving.control_link import (
     CONTROL_VERSION,
     ControlAddress,
+    ControlStream,
     FromControl,
     Heartbeat,
     Leased,
     ToControl,
 )
-from pdmux_actor.serving.control_link import ControlStream
 from pdmux_actor.serving.frames import Hello, Ping, Refused, framed
 
 

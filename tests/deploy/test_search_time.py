@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.planning.search_time import SearchTime
+from deploy.planning.planner_program import SearchTime
 
 
 class Clock:

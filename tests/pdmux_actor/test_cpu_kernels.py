@@ -21,9 +21,8 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled import library
-from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
+from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels, CompiledOperators
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
-from pdmux_actor.models.compiled.compiled_operators import CompiledOperators
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.decoder import Decoder
 from pdmux_actor.models.linear import Linear

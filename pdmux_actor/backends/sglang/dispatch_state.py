@@ -10,8 +10,7 @@ from pdmux_actor.backends.sglang.snapshot import DecisionRecord, Directive, RanS
 from pdmux_actor.backends.sglang.view import SchedulerView
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
-from pdmux_actor.serving.contention_store import ContentionStore
-from pdmux_actor.serving.known_latency import read_known_latency
+from pdmux_actor.serving.known_latency import ContentionStore, read_known_latency
 from profiler.roofline import RooflineLatency
 
 _MAX_RECORDS = 100_000

@@ -27,7 +27,7 @@ from pdmux_actor.executor.cuda.launch_buckets import token_bucket_of
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.piece_bucket import may_run_in_pieces
 from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket, may_be_captured
-from pdmux_actor.executor.cuda.split_list import target_splits
+from pdmux_actor.executor.cuda.split_kernels import target_splits
 from pdmux_actor.executor.model_runner import Produced
 from pdmux_actor.executor.packed_batch import token_runs
 from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings

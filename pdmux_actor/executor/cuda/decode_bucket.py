@@ -18,7 +18,7 @@ from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows,
 from pdmux_actor.executor.cuda.held_rows import HeldRows, NewRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
-from pdmux_actor.executor.cuda.split_list import split_list, target_splits
+from pdmux_actor.executor.cuda.split_kernels import split_list, target_splits
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch

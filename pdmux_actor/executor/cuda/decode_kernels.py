@@ -2,7 +2,7 @@
 
 A program handles one KV head and one split of a sequence: the query heads of the KV head are the rows of a matrix
 product (padded to 16, the least that tensor cores take), K and V are read where they lie. Which splits there are is
-decided on the device once per step, by the tokens that each sequence has (split_list.py), so that one long sequence
+decided on the device once per step, by the tokens that each sequence has (split_kernels.py), so that one long sequence
 beside short ones is not left to a single program. A sequence of one split is done with it; a second kernel joins those
 of several.
 """
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.split_list import SplitList
+from pdmux_actor.executor.cuda.split_kernels import SplitList
 
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634

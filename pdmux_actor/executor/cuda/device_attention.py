@@ -7,7 +7,7 @@ from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.gathered_prefixes import GatheredPrefixes
 from pdmux_actor.executor.cuda.prefix_pages import PagedContexts, attend_pages, is_worth_paging
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
-from pdmux_actor.executor.cuda.split_list import split_list
+from pdmux_actor.executor.cuda.split_kernels import split_list
 from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
 from pdmux_actor.models.workspace import Workspace
 

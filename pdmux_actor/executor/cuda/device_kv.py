@@ -10,7 +10,7 @@ from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.host_stage import sent
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
 from pdmux_actor.executor.cuda.prefix_pages import PagedFlash
-from pdmux_actor.executor.cuda.split_list import SplitList
+from pdmux_actor.executor.cuda.split_kernels import SplitList
 from pdmux_actor.models.workspace import Workspace
 
 

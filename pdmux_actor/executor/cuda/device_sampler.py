@@ -17,8 +17,7 @@ from torch import Tensor
 from pdmux_actor.executor.constrained_rows import ConstrainedRows
 from pdmux_actor.executor.cuda.ban_kernels import ban_tokens
 from pdmux_actor.executor.cuda.host_stage import sent
-from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
-from pdmux_actor.executor.cuda.uniform_kernels import uniform_numbers
+from pdmux_actor.executor.cuda.sampling_kernels import draw_rows, uniform_numbers
 from pdmux_actor.executor.logits_processing import LogitsProcessor
 from pdmux_actor.messages import SampledToken
 from pdmux_actor.scheduling.sequence import TokenSequence

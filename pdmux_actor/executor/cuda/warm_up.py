@@ -18,7 +18,7 @@ from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.cuda.launch_buckets import bucket_of
 from pdmux_actor.executor.cuda.prefix_pages import FittingFlash
-from pdmux_actor.executor.cuda.split_list import split_list, target_splits
+from pdmux_actor.executor.cuda.split_kernels import split_list, target_splits
 from pdmux_actor.executor.loading import LoadedModel
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.lora import AdapterBatch, TokenRun

@@ -9,8 +9,9 @@ from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.compiled.int8_linear import Int8Kernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.compiled.panel_kernels import PanelKernels
-from pdmux_actor.models.compiled.panel_linear import PanelLinear, panels_of
+from pdmux_actor.models.compiled.panel_linear import PanelLinear, panels_of, rows_of
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.operators import CPU_MLP_TILE_TOKENS, AllocatingOperators, HeadNorms
 from profiler.specs import ModelSpec
 
 
@@ -70,3 +71,29 @@ class CompiledKernels:
 
 
 BY_TORCH = CompiledKernels()
+
+
+class CompiledOperators(AllocatingOperators):
+    """Implements DecoderOperators."""
+
+    mlp_tile_tokens: int | None = CPU_MLP_TILE_TOKENS
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+
+    def embedding(self, weight: Tensor, token_ids: Tensor) -> Tensor:
+        """`weight` may lie in panels: one that is the head's, too."""
+        return super().embedding(weight, token_ids) if weight.dim() == 2 else rows_of(weight, token_ids)
+
+    def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._kernels.rms_norm(hidden, weight, eps)
+
+    def rotate(
+        self, query_key: Tensor, rotary: Tensor, norms: HeadNorms | None, num_heads: int, rms_norm_eps: float
+    ) -> Tensor:
+        weights = None if norms is None else (norms.query, norms.key)
+        self._kernels.rotate(query_key, num_heads, rotary, weights, rms_norm_eps)
+        return query_key
+
+    def silu_product(self, gate_up: Tensor) -> Tensor:
+        return self._kernels.silu_product(gate_up)

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.compiled.kernels import pointer_of
 from pdmux_actor.models.compiled.library import INT8_KERNELS, compiled_library
-from pdmux_actor.models.compiled.pointers import pointer_of
 from pdmux_actor.models.quantised_weight import QuantisedWeight
 
 _PANEL_ROWS = 16

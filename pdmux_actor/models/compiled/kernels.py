@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.models.compiled.library import BFLOAT16_KERNELS, compiled_library, multiply_best
-from pdmux_actor.models.compiled.pointers import pointer_of
 from profiler.specs import ModelSpec
+
+
+def pointer_of(tensor: Tensor | None) -> int | None:
+    """Returns null where there is no tensor."""
+    return None if tensor is None else tensor.data_ptr()
+
 
 _LANES = 32  # numbers that are widened at once: a width must be divisible by it
 _MOST_HEAD_DIM = 256

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.compiled.kernels import pointer_of
 from pdmux_actor.models.compiled.panel_kernels import AT_ONCE_COLUMNS, PANEL_ROWS, PanelKernels
-from pdmux_actor.models.compiled.pointers import pointer_of
 
 
 def panels_of(weight: Tensor) -> Tensor:

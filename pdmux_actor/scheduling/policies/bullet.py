@@ -34,7 +34,7 @@ from pdmux_actor.scheduling.policies.forecast import (
 )
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
 from pdmux_actor.scheduling.policies.side_by_side import layers_per_slice
-from pdmux_actor.scheduling.policies.split_lanes import SplitLanes
+from pdmux_actor.scheduling.policies.whole_prefills import SplitLanes
 from pdmux_actor.scheduling.sequence import TokenSequence
 
 

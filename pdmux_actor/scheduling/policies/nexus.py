@@ -19,7 +19,7 @@ from pdmux_actor.scheduling.policies.base import Action, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes, whole_prefill_s
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
-from pdmux_actor.scheduling.policies.split_lanes import SplitLanes
+from pdmux_actor.scheduling.policies.whole_prefills import SplitLanes
 
 _ALPHA = 1.3
 _BETA = 1.1

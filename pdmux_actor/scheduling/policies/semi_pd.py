@@ -21,7 +21,7 @@ from pdmux_actor.scheduling.partition import decode_shares, fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
-from pdmux_actor.scheduling.policies.split_lanes import SplitLanes
+from pdmux_actor.scheduling.policies.whole_prefills import SplitLanes
 from pdmux_actor.scheduling.queues import ModelQueue
 from profiler.specs import DeviceSpec
 

@@ -9,7 +9,7 @@ from pdmux_actor.scheduling.partition import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
-from pdmux_actor.scheduling.policies.split_lanes import SplitLanes
+from pdmux_actor.scheduling.policies.whole_prefills import SplitLanes
 
 
 class StaticSplit:

@@ -25,9 +25,8 @@ from gpu.sm_census import SmCensus
 from pdmux_actor.executor.cuda.ban_kernels import ban_tokens
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
-from pdmux_actor.executor.cuda.sampling_kernels import draw_rows
-from pdmux_actor.executor.cuda.split_list import split_list, target_splits
-from pdmux_actor.executor.cuda.uniform_kernels import uniform_numbers
+from pdmux_actor.executor.cuda.sampling_kernels import draw_rows, uniform_numbers
+from pdmux_actor.executor.cuda.split_kernels import split_list, target_splits
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.workspace import LaneArena, Workspace

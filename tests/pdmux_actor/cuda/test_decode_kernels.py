@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from pdmux_actor.executor.cuda.decode_kernels import DEFAULT_TILING, decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import gather_kv, store_kv
-from pdmux_actor.executor.cuda.split_list import split_list, target_splits
+from pdmux_actor.executor.cuda.split_kernels import split_list, target_splits
 
 KV_HEADS = 2
 LAYERS = 3

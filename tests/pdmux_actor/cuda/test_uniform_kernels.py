@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
-from pdmux_actor.executor.cuda.uniform_kernels import uniform_numbers
+from pdmux_actor.executor.cuda.sampling_kernels import uniform_numbers
 from pdmux_actor.executor.sampler import uniform
 
 

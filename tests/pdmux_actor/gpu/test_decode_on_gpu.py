@@ -10,7 +10,7 @@ from gpu_scenarios import drawn_and_greedy, write_large_vocabulary
 
 from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.kv_kernels import store_kv
-from pdmux_actor.executor.cuda.split_list import split_list
+from pdmux_actor.executor.cuda.split_kernels import split_list
 from pdmux_actor.scheduling.launch import Lane, Repartition
 from placement.launch_limits import LaunchLimits
 

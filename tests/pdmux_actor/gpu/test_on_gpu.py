@@ -21,7 +21,7 @@ from pdmux_actor.executor.cuda.decode_kernels import decode_attention
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
 from pdmux_actor.executor.cuda.kv_kernels import store_kv
 from pdmux_actor.executor.cuda.prompt_attention import varlen_attention
-from pdmux_actor.executor.cuda.split_list import split_list
+from pdmux_actor.executor.cuda.split_kernels import split_list
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.scheduling.launch import DecodeStep, Lane, Repartition
 

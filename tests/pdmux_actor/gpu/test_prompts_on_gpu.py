@@ -11,7 +11,7 @@ from gpu_scenarios import furthest, top_after_prefix, top_of_chunks, top_of_prom
 from torch.nn.attention import varlen
 from triton.runtime.jit import JITFunction
 
-from pdmux_actor.executor.cuda import decode_kernels, kv_kernels, sampling_kernels, uniform_kernels
+from pdmux_actor.executor.cuda import decode_kernels, kv_kernels, sampling_kernels
 from pdmux_actor.executor.cuda.graph_key import LAYERS
 from pdmux_actor.executor.cuda.prefix_pages import paged_flash, reads_pages
 from pdmux_actor.models import triton_operators
@@ -91,7 +91,7 @@ def test_paged_flash__pages_of_so_many_tokens__are_read_or_refused_in_words(
 
 def num_compiled() -> int:
     """Variants of our kernels that Triton has compiled."""
-    modules = (decode_kernels, kv_kernels, sampling_kernels, triton_operators, uniform_kernels)
+    modules = (decode_kernels, kv_kernels, sampling_kernels, triton_operators)
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
     return sum(len(caches[0]) for kernel in kernels for caches in kernel.device_caches.values())
 

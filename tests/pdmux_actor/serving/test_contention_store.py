@@ -11,7 +11,7 @@ from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.errors import EngineStartFailed
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.commands import EngineSettings
-from pdmux_actor.serving.contention_store import ContentionStore
+from pdmux_actor.serving.known_latency import ContentionStore
 from profiler.contention import ContentionGuard, GuardCell
 from profiler.gpus.h100 import DEVICE as H100
 from profiler.guard_file import read_guard_grid

@@ -58,7 +58,7 @@ def as_lease(version: int, new: NewLease) -> Lease:
 async def follow(actions: list[tuple[NewLease | Opens | EndsOldest, int]], last: NewLease) -> None:
     engine = ScriptedEngine()
     engine.host_bytes = 2
-    follower = LeaseFollower(engine, lambda assignment, on_progress: None, drain_timeout_s=DRAIN_S)  # type: ignore[arg-type, return-value]
+    follower = LeaseFollower(engine, lambda assignment, on_progress: None, drain_timeout_s=DRAIN_S)
     streams: list[HeldModel] = []
     leases = 0
     for action, turns in [*actions, (last, 20)]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdmux_actor.serving.tcp_timeouts import bound_silence
+from pdmux_actor.serving.connection_heartbeat import bound_silence
 
 
 def options_of(connection: socket.socket) -> dict[str, int]:
