@@ -10,6 +10,7 @@ RouterError
 ├── MethodNotAllowed
 ├── ModelNotFound            the fleet does not offer this model
 ├── ResponseNotFound         no gateway keeps such a response, or item of one, to go on with
+├── ConversationNotFound     no gateway keeps such a conversation, or it has no such item
 ├── GatewaysSilent           other gateways, which may keep the response, do not answer
 ├── UnitNotFound             the fleet has no such unit
 ├── FileNotKept              no such file is kept for this API key
@@ -211,6 +212,19 @@ class ResponseNotFound(RouterError):
             param=param,
             code=codes.get(param),
         )
+        self.kept_id = kept_id
+
+
+class ConversationNotFound(RouterError):
+    """`param` says who wants it: "conversation" of a request, or the path's "conversation_id" or "item_id"."""
+
+    def __init__(self, *, kept_id: str, param: str) -> None:
+        if param == "item_id":
+            message, code = f"The conversation has no item {kept_id[:100]!r}.", "item_not_found"
+        else:
+            message = f"No conversation {kept_id[:100]!r} is kept: gateways keep their latest ones, in memory."
+            code = "conversation_not_found"
+        super().__init__(message, param=param, code=code)
         self.kept_id = kept_id
 
 

@@ -25,7 +25,7 @@ from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
 from router.responses.response_copies import ResponseCopies
-from router.responses.response_store import ResponseStore
+from router.responses.response_store import ResponseStore, newest
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.console_parts import joined_parts
 from router.telemetry.fleet_metrics import OwnMetrics, merged_exposition, newest_view
@@ -197,9 +197,9 @@ class GatewayIngress:
         for answer in answers:
             if isinstance(answer, Exception):
                 reason = answer
-            elif answer is not None:
-                found: bytes = answer
-                return found
+        found = newest([answer for answer in answers if isinstance(answer, bytes)])
+        if found is not None:
+            return found
         if reason is not None:
             logger.warning("the gateways do not tell their responses", extra={"reason": repr(reason)})
             raise GatewaysSilent(response_id=response_id, retry_after_s=_RETRY_AFTER_S) from reason

@@ -12,7 +12,9 @@ from router.anthropic.messages_body import MessagesBody
 from router.anthropic.messages_reply import MessagesReply
 from router.anthropic.schemas import AnthropicError, MessageSchema, TokenCount
 from router.errors import InvalidRequest, UnsupportedParameter
+from router.http.conversation_routes import CONVERSATION_BODIES, add_conversation_routes
 from router.http.generation_endpoint import answer, parsed
+from router.http.pages import page_of_items
 from router.http.responding import respond
 from router.http.streaming import EventStyle
 from router.openai.chat import ChatCompletionRequest
@@ -20,20 +22,22 @@ from router.openai.document import body_of, responses_of
 from router.openai.reply import new_head
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
+from router.responses.listed_items import items_of_messages
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import ResponsesBody
-from router.responses.schemas import ResponseDeleted, ResponseSchema
+from router.responses.schemas import ItemList, ResponseDeleted, ResponseSchema
 from router.serving.gateway import Gateway
 from router.serving.response import RenewedResponse
 
 _MESSAGES = EventStyle(done=b"", path="/v1/messages", names_errors=True)
 _RESPONSES = EventStyle(done=b"", path="/v1/responses", names_errors=True)
-AGENT_BODIES: Sequence[type[msgspec.Struct]] = (MessagesBody, ResponsesBody)
+AGENT_BODIES: Sequence[type[msgspec.Struct]] = (MessagesBody, ResponsesBody, *CONVERSATION_BODIES)
 
 
 def add_agent_routes(app: FastAPI, gateway: Gateway, responses: ResponseStore) -> None:
     _add_messages(app, gateway)
     _add_responses(app, gateway, responses)
+    add_conversation_routes(app, gateway, responses)
 
 
 def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None:
@@ -47,6 +51,12 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
         if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
             raise UnsupportedParameter("'stream' is not implemented: an answer is read whole.", param="stream")
         return Response(await store.document(response_id, owner), media_type="application/json")
+
+    @app.get("/v1/responses/{response_id}/input_items", **responses_of(ItemList, 400, 404, 503))
+    async def list_input_items(response_id: str, request: Request) -> Response:
+        owner = gateway.access.identify(request.headers).caller.key_id
+        went_by = await store.messages_before(response_id, owner)
+        return page_of_items(items_of_messages(response_id, went_by), request.query_params)
 
     @app.delete("/v1/responses/{response_id}", **responses_of(ResponseDeleted, 404, 503))
     async def delete_response(response_id: str, request: Request) -> ResponseDeleted:

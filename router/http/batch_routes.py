@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -18,6 +17,7 @@ from router.batches.batch_service import BatchService
 from router.batches.kept_files import KeptFile, least_of
 from router.errors import BatchNotFound, FileNotKept, InvalidRequest
 from router.http.generation_endpoint import body_of_request
+from router.http.pages import json_of, listed, page_of
 from router.http.uploads import Upload, uploaded
 from router.openai.document import body_of, responses_of
 from router.openai.foreign_body import decoded
@@ -82,7 +82,7 @@ def _add_files(app: FastAPI, service: BatchService, owner_of: Callable[[Request]
                 purpose=upload.purpose,
                 keep_s=least_of(settings.keep_s, upload.expires_after_s),
             )
-        return _json(kept.to_json())
+        return json_of(kept.to_json())
 
     @app.get("/v1/files", **responses_of(FileList, 400, 503))
     async def list_files(request: Request) -> Response:
@@ -90,18 +90,18 @@ def _add_files(app: FastAPI, service: BatchService, owner_of: Callable[[Request]
         found = await service.blocking(service.files.listed, owner.key_id)
         purpose = asked.get("purpose")
         of_purpose = {file.id: file for file in found if purpose in (None, file.purpose)}
-        page, has_more = _page(list(of_purpose), asked, most=10_000, default=10_000)
-        return _listed([of_purpose[file_id].to_json() for file_id in page], has_more=has_more)
+        page, has_more = page_of(list(of_purpose), asked, most=10_000, default=10_000)
+        return listed([of_purpose[file_id].to_json() for file_id in page], has_more=has_more)
 
     @app.get("/v1/files/{file_id}", **responses_of(FileSchema, 404, 503))
     async def retrieve_file(file_id: str, request: Request) -> Response:
-        return _json((await _file(service, owner_of(request), file_id)).to_json())
+        return json_of((await _file(service, owner_of(request), file_id)).to_json())
 
     @app.delete("/v1/files/{file_id}", **responses_of(FileDeleted, 404, 503))
     async def delete_file(file_id: str, request: Request) -> Response:
         if not await service.blocking(service.files.delete, owner_of(request).key_id, file_id):
             raise FileNotKept(file_id=file_id)
-        return _json({"id": file_id, "object": "file", "deleted": True})
+        return json_of({"id": file_id, "object": "file", "deleted": True})
 
     @app.get(
         "/v1/files/{file_id}/content",
@@ -127,7 +127,7 @@ def _add_batches(app: FastAPI, gateway: Gateway, service: BatchService, owner_of
         body = decoded(await body_of_request(request, gateway), BatchBody)
         made = new_batch(body, service.endpoints, owner=owner.key_id, tenant=owner.tenant, now_s=time.time())
         await _file(service, owner, made.input_file_id)
-        reply = _json(await _document(service, made))  # as it is made: once it is kept, work on it may begin at once
+        reply = json_of(await _document(service, made))  # as it is made: once it is kept, work on it may begin at once
         await service.blocking(service.batches.add, made)
         service.look()
         return reply
@@ -136,14 +136,14 @@ def _add_batches(app: FastAPI, gateway: Gateway, service: BatchService, owner_of
     async def list_batches(request: Request) -> Response:
         owner = owner_of(request)
         ids = await service.blocking(service.batches.ids, owner.key_id)
-        page, has_more = _page(ids, request.query_params, most=100, default=20)
+        page, has_more = page_of(ids, request.query_params, most=100, default=20)
         found = [await service.blocking(service.batches.request, owner.key_id, batch_id) for batch_id in page]
         documents = [await _document(service, batch) for batch in found if batch is not None]
-        return _listed(documents, has_more=has_more)
+        return listed(documents, has_more=has_more)
 
     @app.get("/v1/batches/{batch_id}", **responses_of(BatchSchema, 404, 503))
     async def retrieve_batch(batch_id: str, request: Request) -> Response:
-        return _json(await _document(service, await _batch(service, owner_of(request), batch_id)))
+        return json_of(await _document(service, await _batch(service, owner_of(request), batch_id)))
 
     @app.post("/v1/batches/{batch_id}/cancel", **responses_of(BatchSchema, 400, 404, 503))
     async def cancel_batch(batch_id: str, request: Request) -> Response:
@@ -152,7 +152,7 @@ def _add_batches(app: FastAPI, gateway: Gateway, service: BatchService, owner_of
         if state.status in TERMINAL:
             raise InvalidRequest(f"Batch {batch_id} is {state.status}: it cannot be cancelled any more.", param="id")
         await service.blocking(service.batches.cancel, batch)
-        return _json(await _document(service, batch))
+        return json_of(await _document(service, batch))
 
 
 async def _file(service: BatchService, owner: _Owner, file_id: str) -> KeptFile:
@@ -185,32 +185,6 @@ async def _check_room(service: BatchService, owner: _Owner, upload: Upload) -> N
             f"{upload.num_bytes}. Delete some (DELETE /v1/files/{{id}})."
         )
         raise InvalidRequest(message, param="file", code="files_quota_exceeded")
-
-
-def _page(ids: Sequence[str], asked: QueryParams, *, most: int, default: int) -> tuple[Sequence[str], bool]:
-    """Cuts from ids, the newest first. Raises InvalidRequest."""
-    limit = asked.get("limit", str(default))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 5 and 1 <= int(limit) <= most):
-        raise InvalidRequest(f"'limit' must be a whole number from 1 to {most}.", param="limit")
-    if asked.get("order", "desc") not in ("asc", "desc"):
-        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
-    ordered = ids if asked.get("order", "desc") == "desc" else ids[::-1]
-    after = asked.get("after")
-    if after is not None:
-        if after not in ordered:
-            raise InvalidRequest(f"'after' is {after[:100]!r}, which is not in the list.", param="after")
-        ordered = ordered[ordered.index(after) + 1 :]
-    return ordered[: int(limit)], len(ordered) > int(limit)
-
-
-def _listed(data: list[dict[str, Any]], *, has_more: bool) -> Response:
-    ids = [item["id"] for item in data]
-    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return _json({"object": "list", "data": data, **ends, "has_more": has_more})
-
-
-def _json(document: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(document), media_type="application/json")
 
 
 async def _sent(service: BatchService, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ async def respond(
 ) -> RenewedResponse:
     """`may_ask_priority`: what the body says of it holds; that of a batch's line is the batch's."""
     asked = await asked.resolved(store, caller)
-    history = await store.messages(asked.body.previous_response_id, caller.key_id)
+    history = await asked.history(store, caller)
     with named_as_sent(asked.body):
         chat = asked.chat(history)
         if may_ask_priority:

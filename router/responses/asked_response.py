@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 
+from router.errors import InvalidRequest
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import message
 from router.openai.reply import Choice, new_head
 from router.request_terms import Caller
 from router.responses.chat_of_responses import chat_of_responses, messages_of
+from router.responses.conversations import Conversations, meant_items
+from router.responses.listed_items import with_new_ids
 from router.responses.response_store import ResponseStore
-from router.responses.responses_body import REFERENCE, InputItem, ResponsesBody, read_responses_body
+from router.responses.responses_body import InputItem, ResponsesBody, read_responses_body
 from router.responses.responses_reply import ResponsesReply
 
 
@@ -36,12 +39,21 @@ class AskedResponse:
     async def resolved(self, store: ResponseStore, caller: Caller) -> "AskedResponse":
         """Returns the request with the items that it refers to. Raises ResponseNotFound, GatewaysSilent."""
         items = [] if isinstance(self.body.input, str) else self.body.input
-        referred = dict.fromkeys(item.id or "" for item in items if item.type == REFERENCE)
-        if not referred:
-            return self
-        meant = await store.items(referred, caller.key_id)
-        whole = [meant[item.id or ""] if item.type == REFERENCE else item for item in items]
-        return AskedResponse(msgspec.structs.replace(self.body, input=whole))
+        whole = await meant_items(items, store, caller.key_id)
+        return self if whole is items else AskedResponse(msgspec.structs.replace(self.body, input=list(whole)))
+
+    async def history(self, store: ResponseStore, caller: Caller) -> Sequence[ChatMessage]:
+        """Returns what was said before.
+
+        Raises InvalidRequest, ResponseNotFound, ConversationNotFound, GatewaysSilent.
+        """
+        body = self.body
+        if body.conversation_id is None:
+            return await store.messages(body.previous_response_id, caller.key_id)
+        if body.previous_response_id is not None:
+            raise InvalidRequest("'conversation' and 'previous_response_id' exclude each other.", param="conversation")
+        found = await Conversations(store, caller.key_id).read(body.conversation_id, "conversation")
+        return found.messages()
 
     def chat(self, history: Sequence[ChatMessage]) -> ChatCompletionRequest:
         """`history` is what was said before, as the store has it. Raises InvalidRequest."""
@@ -51,12 +63,15 @@ class AskedResponse:
         head = new_head("resp_", model, service_tier=caller.service_tier if self.body.service_tier else None)
 
         def keep(choice: Choice, answer: dict[str, Any]) -> None:
+            if self.body.conversation_id is not None:
+                turn = [*with_new_ids(self.body.input), *answer["output"]]
+                Conversations(store, caller.key_id).append(self.body.conversation_id, turn)
             if self.body.store is False:
                 return
             calls = [(call.call_id, call.name, call.arguments) for call in choice.tool_calls]
             said = message("assistant", choice.text, calls=calls, reasoning=choice.reasoning or None)
             items = {item["id"]: msgspec.convert(item, InputItem) for item in answer["output"]}
-            conversation = [*history, *messages_of(self.body), said]
+            conversation = [*history, *messages_of(self.body.input), said]
             store.keep(head.reply_id, caller.key_id, conversation, items, msgspec.json.encode(answer))
 
         return ResponsesReply(head, self.body, keep)

@@ -24,9 +24,6 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
     """`history` is what was said before this input. Raises InvalidRequest, UnsupportedParameter."""
     if body.background:
         raise UnsupportedParameter("'background' is not implemented: wait for the answer.", param="background")
-    if body.conversation is not None:
-        message_ = "'conversation' is not implemented: go on with 'previous_response_id', or send all of it as 'input'."
-        raise UnsupportedParameter(message_, param="conversation")
     absent = {"moderation": body.moderation, "prompt": body.prompt}
     for name in (name for name, value in absent.items() if value is not None):
         raise UnsupportedParameter(f"{name!r} is not implemented; leave it out.", param=name)
@@ -52,15 +49,15 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "service_tier": body.service_tier,
     }
     before = [message("system", body.instructions)] if body.instructions else []
-    return chat_request(parameters, [*before, *history, *messages_of(body)])
+    return chat_request(parameters, [*before, *history, *messages_of(body.input)])
 
 
-def messages_of(body: ResponsesBody) -> list[ChatMessage]:
-    """Returns what the input adds to the conversation."""
-    if isinstance(body.input, str):
-        return [message("user", body.input)]
+def messages_of(items: str | Sequence[InputItem]) -> list[ChatMessage]:
+    """Returns what an input, or what was kept of a conversation, says."""
+    if isinstance(items, str):
+        return [message("user", items)]
     gathered = _Turns()
-    for item in body.input:
+    for item in items:
         gathered.add(item)
     return gathered.ended()
 

@@ -98,8 +98,8 @@ class ResponseCopies:
     async def _tell(self) -> None:
         """In pages: what comes meanwhile is told with the next."""
         while True:
-            ids, page = self._store.fresh_copies()
+            told, page = self._store.fresh_copies()
             if not page:
                 return
             await self._ask_gateways("take_responses", page)
-            self._store.were_told(ids)
+            self._store.were_told(told)

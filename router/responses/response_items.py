@@ -36,6 +36,7 @@ def response_object(
         "id": head.reply_id,
         "object": "response",
         "created_at": head.created_s,
+        **({} if body.conversation_id is None else {"conversation": {"id": body.conversation_id}}),
         "status": status,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,

@@ -3,12 +3,13 @@
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 import msgspec
 from pydantic import TypeAdapter
 
-from router.errors import ResponseNotFound
+from router.errors import ConversationNotFound, GatewaysSilent, ResponseNotFound
 from router.openai.chat import ChatMessage
 from router.openai.large_body import kept_messages
 from router.responses.responses_body import InputItem
@@ -26,8 +27,8 @@ None: none keeps it. Raises GatewaysSilent.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """`document` is the answer as the client got it. One that `is_deleted` stays as an empty place: no copy of it that
-    is still on its way comes back.
+    """`document` is the answer as the client got it, or a conversation, of which each change is a `revision`; an answer
+    has none but 0. One that `is_deleted` stays as an empty place: no copy of it that is still on its way comes back.
     """
 
     response_id: str
@@ -37,6 +38,7 @@ class _Kept:
     document: bytes
     is_deleted: bool
     size_bytes: int
+    revision: int = 0
 
 
 class _Told(msgspec.Struct):
@@ -48,6 +50,16 @@ class _Told(msgspec.Struct):
     owner: str = ""
     document: msgspec.Raw = _NO_DOCUMENT
     is_deleted: bool = False
+    revision: int = 0
+
+
+class _Revision(msgspec.Struct):
+    revision: int = 0
+
+
+def newest(copies: Sequence[bytes]) -> bytes | None:
+    """Returns that copy, of what several gateways told of one thing; None of none."""
+    return max(copies, key=lambda copy: msgspec.json.decode(copy, type=_Revision).revision, default=None)
 
 
 async def _nobody(response_id: str, owner: str) -> bytes | None:
@@ -97,10 +109,14 @@ class ResponseStore:
         document: bytes,
         *,
         is_deleted: bool = False,
+        revision: int = 0,
     ) -> bool:
         size_bytes = sum(_MESSAGE_BYTES + 4 * _characters(message) for message in messages) + len(document)
-        if size_bytes > self._max_bytes or response_id in self._kept:
+        known = self._kept.get(response_id)
+        if size_bytes > self._max_bytes or (known is not None and (known.is_deleted or known.revision >= revision)):
             return False
+        if known is not None:
+            self._drop(response_id)
         self._kept[response_id] = _Kept(
             response_id=response_id,
             owner=owner,
@@ -109,6 +125,7 @@ class ResponseStore:
             document=document,
             is_deleted=is_deleted,
             size_bytes=size_bytes,
+            revision=revision,
         )
         self._response_of_item.update(dict.fromkeys(items, response_id))
         self._size_bytes += size_bytes
@@ -142,14 +159,16 @@ class ResponseStore:
             room_bytes -= len(found[-1])
         return found
 
-    def fresh_copies(self) -> tuple[tuple[str, ...], list[bytes]]:
-        """Returns a page of what no other gateway was told of, and the ids of its responses for `were_told`."""
+    def fresh_copies(self) -> tuple[tuple[_Kept, ...], list[bytes]]:
+        """Returns what no other gateway was told of, for `were_told`, as much as makes a page, and that page."""
         page = self.copies(self._fresh)
-        return tuple(self._fresh)[: len(page)], page
+        return tuple(self._kept[i] for i in islice(self._fresh, len(page))), page
 
-    def were_told(self, response_ids: Iterable[str]) -> None:
-        for response_id in response_ids:
-            self._fresh.pop(response_id, None)
+    def were_told(self, told: Iterable[_Kept]) -> None:
+        """Takes them off what is to be told, but for what was deleted or changed meanwhile."""
+        for kept in told:
+            if self._kept.get(kept.response_id) is kept:
+                self._fresh.pop(kept.response_id, None)
 
     def take(self, copy: bytes, *, owner: str | None = None) -> None:
         """Keeps what another gateway's `copies` made. `owner`, where it is known: releases before told none."""
@@ -157,18 +176,58 @@ class ResponseStore:
         owner = told.owner if owner is None else owner
         if told.is_deleted:
             self._delete(told.response_id, owner)
-        elif told.response_id not in self._kept:
+        elif told.response_id not in self._kept or told.revision:
             document = b"" if told.document == _NO_DOCUMENT else bytes(told.document)
-            self._keep(told.response_id, owner, kept_messages(told.messages), told.items, document)
+            messages = kept_messages(told.messages)
+            self._keep(told.response_id, owner, messages, told.items, document, revision=told.revision)
 
-    # ----
+    # ---- conversations ----
+
+    def put(self, conversation_id: str, owner: str, document: bytes) -> bool:
+        """Keeps this instead of what it was. False: there is no room for it, or it was deleted."""
+        known = self._kept.get(conversation_id)
+        revision = 1 if known is None else known.revision + 1
+        is_kept = self._keep(conversation_id, owner, (), {}, document, revision=revision)
+        if is_kept:
+            self._fresh[conversation_id] = None
+        return is_kept
+
+    def here(self, conversation_id: str, owner: str) -> bytes | None:
+        """Returns the conversation as this gateway knows it."""
+        found = self._found(conversation_id, owner)
+        return None if found is None or not found.revision else found.document
+
+    async def conversation(self, conversation_id: str, owner: str, param: str) -> bytes:
+        """Returns it as it is now: other gateways, of which any may have changed it, are asked each time.
+
+        Raises ConversationNotFound, GatewaysSilent.
+        """
+        try:
+            copy = await self._ask_others(conversation_id, owner)
+        except GatewaysSilent:
+            if self.here(conversation_id, owner) is None:
+                raise
+            copy = None
+        if copy is not None:
+            self.take(copy, owner=owner)
+        found = self.here(conversation_id, owner)
+        if found is None:
+            raise ConversationNotFound(kept_id=conversation_id, param=param)
+        return found
+
+    def forget(self, conversation_id: str, owner: str) -> None:
+        """Has other gateways told to, too: see `fresh_copies`."""
+        self._delete(conversation_id, owner)
+        self._fresh[conversation_id] = None
+
+    # ---- answers ----
 
     async def messages(self, response_id: str | None, owner: str) -> tuple[ChatMessage, ...]:
         """None before the first answer. Raises ResponseNotFound, GatewaysSilent."""
         if response_id is None:
             return ()
         found = await self._found_anywhere(response_id, owner)
-        if found is None or found.response_id != response_id:
+        if found is None or found.response_id != response_id or found.revision:
             raise ResponseNotFound(kept_id=response_id, param="previous_response_id")
         return found.messages
 
@@ -186,15 +245,18 @@ class ResponseStore:
         """Returns the answer as JSON. Raises ResponseNotFound, GatewaysSilent."""
         return (await self._answer(response_id, owner)).document
 
+    async def messages_before(self, response_id: str, owner: str) -> Sequence[ChatMessage]:
+        """Returns what the answer went by. Raises ResponseNotFound, GatewaysSilent."""
+        return (await self._answer(response_id, owner)).messages[:-1]
+
     async def delete(self, response_id: str, owner: str) -> None:
         """Forgets it, and has other gateways told to: see `fresh_copies`. Raises ResponseNotFound, GatewaysSilent."""
         await self._answer(response_id, owner)
-        self._delete(response_id, owner)
-        self._fresh[response_id] = None
+        self.forget(response_id, owner)
 
     async def _answer(self, response_id: str, owner: str) -> _Kept:
         found = await self._found_anywhere(response_id, owner)
-        if found is None or found.response_id != response_id or not found.document:
+        if found is None or found.response_id != response_id or found.revision or not found.document:
             raise ResponseNotFound(kept_id=response_id, param="response_id")
         return found
 
@@ -240,6 +302,7 @@ def _encoded(kept: _Kept) -> bytes:
         owner=kept.owner,
         document=msgspec.Raw(kept.document) if kept.document else _NO_DOCUMENT,
         is_deleted=kept.is_deleted,
+        revision=kept.revision,
     )
     return msgspec.json.encode(told)
 

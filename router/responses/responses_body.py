@@ -129,6 +129,10 @@ class ReasoningSettings(msgspec.Struct):
     effort: str | None = None
 
 
+class NamedConversation(msgspec.Struct):
+    id: str
+
+
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     input: str | list[InputItem]
@@ -149,9 +153,10 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include: list[Included] | None = None
     top_logprobs: int | None = None
 
+    conversation: str | NamedConversation | None = None
+
     # Nothing of it is here: a value is refused.
     background: bool | None = None
-    conversation: Any = None
     moderation: Any = None
     prompt: Any = None
 
@@ -167,6 +172,10 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, NamedConversation) else self.conversation
 
 
 def read_responses_body(body: bytes) -> ResponsesBody:

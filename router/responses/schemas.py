@@ -36,6 +36,41 @@ class ResponseDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
+class ConversationSchema(BaseModel):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class ConversationDeleted(BaseModel):
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]
+
+
+class ItemSchema(BaseModel):
+    """More fields tell what it says."""
+
+    id: str
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    ]
+
+
+class ItemList(BaseModel):
+    object: Literal["list"]
+    data: list[ItemSchema]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class ResponseSchema(BaseModel):
     id: str
     object: Literal["response"]

@@ -1,0 +1,18 @@
+"""Bodies of /v1/conversations."""
+
+import msgspec
+
+from router.responses.responses_body import InputItem
+
+
+class ConversationBody(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[InputItem] | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ConversationChange(msgspec.Struct, forbid_unknown_fields=True):
+    metadata: dict[str, str] | None
+
+
+class ConversationItems(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[InputItem]
