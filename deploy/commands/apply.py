@@ -36,7 +36,8 @@ def apply(
     ] = None,
 ) -> None:
     """Change the running fleet of that name, here or on the cluster at RAY_ADDRESS, to what the file says. Models,
-    SLOs, demand, policy, placement and numbers of nodes and gateways change without a restart.
+    SLOs, demand, policy, placement and numbers of nodes and gateways change without a restart. A model that is given
+    other weights changes unit by unit.
 
     Example: muxfleet apply examples/demo.yaml
     """
