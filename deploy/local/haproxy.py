@@ -25,6 +25,7 @@ from router.limits import GatewayLimits
 PROGRAM = "muxfleet-haproxy"
 HEADER_DEADLINE_S = 10
 _VERSION_TIMEOUT_S = 10.0
+_RETRIES = 2  # a third gateway where one ends under a request and another was dead already
 _OWN_FILES = 2048  # listeners, checks, threads and their pipes: it was seen to ask for 960
 
 
@@ -122,11 +123,13 @@ def retry_settings(text: str) -> str:
     """A request whose gateway ended before it said anything goes to another one: a generation begins anew, and nobody
     has heard of the first one. Not those that keep a file or a batch: there would be two. HAProxy must have all of it
     before it goes to the first one, which it waits for as for headers; longer ones than it has room for go as they
-    come, and are not repeated.
+    come, and are not repeated. What ends gateways must not go round all of them: HAProxy's own number is one more.
     """
     if "empty-response" in text or "retry-on " not in text:
         return text
     retries = r"\g<1>\g<2> empty-response\n\g<1>option http-buffer-request"
+    if not re.search(r"^\s*retries ", text, re.MULTILINE):
+        retries += rf"\n\g<1>retries {_RETRIES}"
     text = re.sub(r"^(\s*)(retry-on .*)$", retries, text, flags=re.MULTILINE)
     kept = "http-request disable-l7-retry if METH_POST { path_beg /v1/files /v1/batches }"
     return re.sub(r"^(\s*)(http-reuse .*)$", rf"\g<1>\g<2>\n\g<1>{kept}", text, flags=re.MULTILINE)

@@ -69,6 +69,32 @@ async def test_haproxy__gateway_ends_before_it_answers__another_is_asked_but_for
 
 
 @NEEDS_HAPROXY
+@pytest.mark.parametrize(("dead", "ended"), [(0, 3), (1, 2)])
+async def test_haproxy__request_ends_every_gateway_that_it_comes_to__comes_to_three_at_most(
+    tmp_path: Path, dead: int, ended: int
+) -> None:
+    """Of five; those that are dead already are asked in vain."""
+    asked: list[bytes] = []
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await _one_request(reader))
+        writer.close()
+
+    (port, *nobody) = free_ports(1 + dead)
+    living = [await asyncio.start_server(end, "127.0.0.1", 0) for _ in range(5 - dead)]
+    ports = [*nobody, *(server.sockets[0].getsockname()[1] for server in living)]
+    serves = f"global\n    tune.bufsize 16384\n{SERVES_GATEWAYS.format(port=port, first=ports[0], second=ports[1])}"
+    serves += "".join(f"    server SERVE_REPLICA_{p} 127.0.0.1:{p}\n" for p in ports[2:])
+    async with running_haproxy(retry_settings(header_room_settings(serves)), port, tmp_path) as client:
+        status = await _status(client, "/v1/completions")
+    for server in living:
+        server.close()
+
+    assert status in (0, 502, 503)
+    assert len(asked) == ended
+
+
+@NEEDS_HAPROXY
 async def test_haproxy__short_body_does_not_come__is_told_so_in_the_apis_shape(tmp_path: Path) -> None:
     (port, nobody) = free_ports(2)
     settings = SERVES_GATEWAYS.format(port=port, first=nobody, second=nobody)
@@ -102,5 +128,6 @@ def test_settings__retries__are_set_once_and_of_serves_defaults_only() -> None:
 
     assert found.count("retry-on conn-failure empty-response") == 1
     assert found.count("disable-l7-retry") == 1
+    assert "retries 5" in retry_settings(SERVES_GATEWAYS.replace("    retry-on", "    retries 5\n    retry-on"))
     assert retry_settings(found) == found
     assert retry_settings("defaults\n    http-reuse safe\n") == "defaults\n    http-reuse safe\n"
