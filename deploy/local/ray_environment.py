@@ -48,6 +48,9 @@ def ray_environment(
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Ray's default of 15 lets any other program starve the engine.
         "RAY_worker_niceness": "0",
+        # A raylet that stands for some 65 s, as where its disk or its machine does, is taken for a lost node by Ray's
+        # default of 5, and ends with all that it runs. There is no other node here, and `up` sees itself who has died.
+        "RAY_health_check_failure_threshold": "30",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         **(_ALL_LOGS if is_verbose else _NO_LOGS),

@@ -175,6 +175,30 @@ def test_apply__model_that_does_not_load_and_one_that_fits_nowhere__others_go_on
 
 
 @pytest.mark.slow
+def test_raylet_and_gcs__stand_for_90_s__nobody_notices(chaos_fleet: FleetProcess, load: Load) -> None:
+    """Longer than Ray by default takes a node for alive that does not answer: the whole fleet was lost."""
+    standing = [chaos_fleet.process(title=title) for title in ("/raylet/raylet", "/gcs/gcs_server")]
+
+    async def stand() -> None:
+        for part in standing[:1], standing:
+            for process in part:
+                process.suspend()
+            try:
+                await asyncio.sleep(90.0)
+            finally:
+                for process in part:
+                    process.resume()
+            await asyncio.sleep(5.0)
+
+    run = load.through(stand, after_s=5.0)
+
+    assert all(process.is_running() for process in standing)
+    assert not run.lost()
+    assert not run.refused()
+    assert not run.wrong()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "requests",
     [
