@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from router.access.api_keys import KeyEntry
 from router.access.rate_limits import RateStatus
@@ -125,22 +126,16 @@ def summed_figures(of_gateways: Iterable[Iterable[KeyFigures]]) -> tuple[KeyFigu
     return tuple(sorted(found.values(), key=lambda k: (k.name, k.key_id)))
 
 
+_SUMMED = ("requests", "tokens", "rate_limited", "not_allowed", "recent_tokens", "waiting_tokens")
+
+
 def _sum(one: KeyFigures, other: KeyFigures) -> KeyFigures:
-    return KeyFigures(
-        key_id=one.key_id,
-        name=one.name,
-        is_admin=one.is_admin,
-        models=one.models,
-        limit_requests=one.limit_requests,
-        limit_tokens=one.limit_tokens,
+    sums: dict[str, Any] = {name: getattr(one, name) + getattr(other, name) for name in _SUMMED}
+    return replace(
+        one,
         remaining_requests=_both(one.remaining_requests, other.remaining_requests),
         remaining_tokens=_both(one.remaining_tokens, other.remaining_tokens),
-        requests=one.requests + other.requests,
-        tokens=one.tokens + other.tokens,
-        rate_limited=one.rate_limited + other.rate_limited,
-        not_allowed=one.not_allowed + other.not_allowed,
-        recent_tokens=one.recent_tokens + other.recent_tokens,
-        waiting_tokens=one.waiting_tokens + other.waiting_tokens,
+        **sums,
     )
 
 

@@ -1,6 +1,7 @@
 """Defines what clients asked a gateway for: the control loop places models by it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +42,14 @@ class ModelAsked:
     tbt_targets: tuple[TargetCount, ...] = ()
 
 
+_SUMMED = ("waiting", "held", *(f.name for f in fields(ModelAsked) if f.name.endswith("_total")))
+
+
 def added(one: ModelAsked, other: ModelAsked) -> ModelAsked:
     """Sums what two gateways count of a model; targets are left out."""
-    return ModelAsked(
-        model=one.model,
-        requests_total=one.requests_total + other.requests_total,
-        prompt_tokens_total=one.prompt_tokens_total + other.prompt_tokens_total,
-        output_tokens_total=one.output_tokens_total + other.output_tokens_total,
-        waiting=one.waiting + other.waiting,
-        held=one.held + other.held,
-        oldest_wait_s=max(one.oldest_wait_s, other.oldest_wait_s),
-        shed_total=one.shed_total + other.shed_total,
-        no_capacity_total=one.no_capacity_total + other.no_capacity_total,
-        finished_total=one.finished_total + other.finished_total,
-        ttft_met_total=one.ttft_met_total + other.ttft_met_total,
-        tbt_met_total=one.tbt_met_total + other.tbt_met_total,
-        in_time_total=one.in_time_total + other.in_time_total,
-    )
+    sums: dict[str, Any] = {name: getattr(one, name) + getattr(other, name) for name in _SUMMED}
+    oldest_wait_s = max(one.oldest_wait_s, other.oldest_wait_s)
+    return replace(one, oldest_wait_s=oldest_wait_s, ttft_targets=(), tbt_targets=(), **sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,19 +223,8 @@ class RequestReceipts:
     slowest: tuple[Receipt, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """What a request left; a Receipt is made of it when somebody looks."""
-
-    ended_s: float
-    request_id: str
-    model: str
-    key: str
-    endpoint: str
-    status: int
-    error: str
-    elapsed_s: float
-    report: ServiceReport | None
+_Ended = tuple[Receipt, ServiceReport | None]
+"""The receipt is completed by the report when somebody looks."""
 
 
 class ReceiptBook:
@@ -252,22 +241,22 @@ class ReceiptBook:
         if endpoint not in GENERATION_ENDPOINTS:
             return
         error: RouterError | None = state.get("error")
-        ended = _Ended(  # and not the state: an error's frames hold the whole request
-            self._time_of_day(),
-            state["request_id"],
-            state.get("model", ""),
-            state.get("tenant", ""),
-            endpoint,
-            status,
-            "" if error is None else str(error),
-            elapsed_s,
-            state.get("report"),
+        receipt = Receipt(  # and not the state: an error's frames hold the whole request
+            request_id=state["request_id"],
+            ended_s=self._time_of_day(),
+            model=state.get("model", ""),
+            key=state.get("tenant", ""),
+            endpoint=endpoint,
+            status=status,
+            error="" if error is None else str(error),
+            elapsed_s=elapsed_s,
         )
+        ended = receipt, state.get("report")
         self._last.append(ended)
-        if ended.ended_s - self._window_s >= _WINDOW_S:
-            is_next = ended.ended_s - self._window_s < 2 * _WINDOW_S
+        if receipt.ended_s - self._window_s >= _WINDOW_S:
+            is_next = receipt.ended_s - self._window_s < 2 * _WINDOW_S
             self._before, self._slowest = (self._slowest if is_next else []), []
-            self._window_s = ended.ended_s
+            self._window_s = receipt.ended_s
         entry = (elapsed_s, next(self._numbers), ended)
         if len(self._slowest) < _SLOWEST:
             heapq.heappush(self._slowest, entry)
@@ -277,8 +266,8 @@ class ReceiptBook:
     def told(self) -> RequestReceipts:
         slow = heapq.nlargest(_SLOWEST, [*self._slowest, *self._before])
         return RequestReceipts(
-            last=tuple(_receipt(e) for e in reversed(self._last)),
-            slowest=tuple(_receipt(ended) for _, _, ended in slow),
+            last=tuple(_completed(*ended) for ended in reversed(self._last)),
+            slowest=tuple(_completed(*ended) for _, _, ended in slow),
         )
 
 
@@ -290,36 +279,16 @@ def merged_receipts(of_gateways: Iterable[RequestReceipts]) -> RequestReceipts:
     return RequestReceipts(last=tuple(last), slowest=tuple(slowest))
 
 
-def _receipt(ended: _Ended) -> Receipt:
-    told = Receipt(
-        request_id=ended.request_id,
-        ended_s=ended.ended_s,
-        model=ended.model,
-        key=ended.key,
-        endpoint=ended.endpoint,
-        status=ended.status,
-        error=ended.error,
-        elapsed_s=ended.elapsed_s,
-    )
-    report = ended.report
+# Of a Receipt, as the report has them.
+_ALIKE = (
+    *("queue_s", "cold_s", "prefill_s", "ahead_s", "ttft_s", "predicted_ttft_s", "worst_gap_s", "in_time"),
+    *("prompt_tokens", "prefix_tokens", "output_tokens", "waited_for"),
+)
+
+
+def _completed(receipt: Receipt, report: ServiceReport | None) -> Receipt:
     if report is None:
-        return told
-    return replace(
-        told,
-        unit=report.unit_id,
-        queue_s=report.queue_s,
-        cold_s=report.cold_s,
-        prefill_s=report.prefill_s,
-        ahead_s=report.ahead_s,
-        ttft_s=report.ttft_s,
-        predicted_ttft_s=report.predicted_ttft_s,
-        worst_gap_s=report.worst_gap_s,
-        target_ttft_s=report.slo.ttft_s,
-        target_tbt_s=report.slo.tbt_s,
-        in_time=report.in_time,
-        prompt_tokens=report.prompt_tokens,
-        prefix_tokens=report.prefix_tokens,
-        output_tokens=report.output_tokens,
-        waited_for=report.waited_for,
-        moves=tuple(report.moves),
-    )
+        return receipt
+    told: dict[str, Any] = {name: getattr(report, name) for name in _ALIKE}
+    slo, moves = report.slo, tuple(report.moves)
+    return replace(receipt, unit=report.unit_id, target_ttft_s=slo.ttft_s, target_tbt_s=slo.tbt_s, moves=moves, **told)
