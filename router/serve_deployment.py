@@ -132,10 +132,6 @@ class GatewayIngress:
         """Returns what this replica could route now: a gateway follows the fleet by itself, a moment behind."""
         return self._gateway.routable_models()
 
-    async def exposition(self, openmetrics: bool = False) -> tuple[str, bytes]:
-        """This replica's id and its metrics, for siblings of an earlier release."""
-        return self._replica_id(), await asyncio.to_thread(self._gateway.metrics.exposition, openmetrics=openmetrics)
-
     async def own_metrics(self, openmetrics: bool) -> OwnMetrics:
         metrics = self._gateway.metrics
         text = await asyncio.to_thread(metrics.own_text, openmetrics=openmetrics)
@@ -160,17 +156,8 @@ class GatewayIngress:
         own = told.get(self._replica_id()) or await self.own_metrics(openmetrics)
         told[own.gateway] = own
         by_gateway = {gateway: each.text for gateway, each in told.items()}
-        if any(isinstance(answer, RayTaskError) for answer in answers):
-            by_gateway = {**await self._told_by_earlier_release(openmetrics), **by_gateway}
         fleet = await self._fleet_text(newest_view(own, told.values()), openmetrics)
         return await asyncio.to_thread(merged_exposition, by_gateway, fleet)
-
-    async def _told_by_earlier_release(self, openmetrics: bool) -> Mapping[str, bytes]:
-        """In a rolling upgrade; these tell of the fleet as well."""
-        with contextlib.suppress(RayError, RayServeException, TimeoutError):
-            answers = await self._of_all_gateways("exposition", openmetrics)
-            return dict(answer for answer in answers if isinstance(answer, tuple))
-        return {}
 
     async def _fleet_text(self, gateway: str, openmetrics: bool) -> bytes:
         with contextlib.suppress(RayError, RayServeException, TimeoutError):

@@ -191,23 +191,13 @@ class Controller:
         """Answers as `fleet_view`, once there are other news than those of version `known`; after `wait_s` at the
         latest. `router.view.read_news` reads it.
         """
-        version = await self._until_news(asked, known, wait_s)
+        self._loop.hear_demand(asked, self._clock.now_s())
+        version = await self._waiting.until_news(asked.gateway_id, known, wait_s)
         body = self._news.copy_for(known)
         if body is None:
             return self._news.copied(FleetNews(view=await self._view(events), version=version))
         self._recorder.take(events)
         return body
-
-    async def fleet_news(
-        self, asked: DemandReport, events: tuple[FleetEvent, ...], known: tuple[int, ...] | None, wait_s: float
-    ) -> FleetNews:
-        """Answers as `told_news`, gateways of an earlier release."""
-        version = await self._until_news(asked, known, wait_s)
-        return FleetNews(view=await self._view(events), version=version)
-
-    async def _until_news(self, asked: DemandReport, known: tuple[int, ...] | None, wait_s: float) -> tuple[int, ...]:
-        self._loop.hear_demand(asked, self._clock.now_s())
-        return await self._waiting.until_news(asked.gateway_id, known, wait_s)
 
     async def _view(self, events: tuple[FleetEvent, ...]) -> FleetView:
         while (view := self._loop.fleet_view(self._clock.now_s())) is None:

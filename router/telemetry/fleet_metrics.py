@@ -36,22 +36,18 @@ def newest_view(own: OwnMetrics, told: Iterable[OwnMetrics]) -> str:
 
 def merged_exposition(by_gateway: Mapping[str, bytes], of_fleet: bytes = b"") -> bytes:
     r"""Prometheus' text format, or OpenMetrics'. Every sample gets the label `gateway`, if it has a name; each family
-    stands once, as the formats want. `of_fleet` is what all gateways know alike, and stands as it is in place of what
-    they tell of it.
+    stands once, as the formats want. `of_fleet` is what all gateways know alike, and stands as it is.
 
     >>> merged_exposition({"g1": b"# HELP a x\na 1.0\n", "g2": b'# HELP a x\na{m="q"} 2.0\n'}, b"# HELP b x\nb 3.0\n")
     b'# HELP a x\na{gateway="g1"} 1.0\na{gateway="g2",m="q"} 2.0\n# HELP b x\nb 3.0\n'
     """
     families: dict[bytes, list[bytes]] = {}
-    of_all = {_divided(family)[0] for family in _FAMILY.split(of_fleet) if family}  # a gateway of an earlier release
     end = _END if any(text.endswith(_END) for text in by_gateway.values()) else b""
     for gateway, text in sorted(by_gateway.items()):
         label = b'gateway="' + gateway.encode() + b'"'
         for family in _FAMILY.split(text.removesuffix(_END)):
             if family:
                 header, samples = _divided(family)
-                if header in of_all:
-                    continue
                 families.setdefault(header, []).append(_with_label(samples, label) if gateway else samples)
     merged = b"".join(header + b"".join(samples) for header, samples in families.items())
     return merged + of_fleet.removesuffix(_END) + end

@@ -25,6 +25,7 @@ from profiler.errors import UnsupportedModel
 from router.access.rate_limits import KeyUsage
 from router.admission.demand_report import DemandReport
 from router.telemetry.fleet_event import EventKind, FleetEvent
+from router.view import FleetNews, read_news
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -280,9 +281,8 @@ async def test_fleet_view__gateway_brings_events__they_are_told_counted_and_kept
     controller = Controller(token="t", planner_for=in_place)
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
     await controller.heartbeat(FakeUnit(unit_id="u").report())
-    moved = FleetEvent(
-        at_s=time.time(), kind=EventKind.REQUEST_MOVED, text="lost", unit="u", model="m0", request_id="r"
-    )
+    lost = {"at_s": time.time(), "text": "lost", "unit": "u", "model": "m0"}
+    moved = FleetEvent(kind=EventKind.REQUEST_MOVED, request_id="r", **lost)
     brought = pickle.loads(pickle.dumps((moved,)))
 
     view = await controller.fleet_view(DemandReport(gateway_id="g", models=()), brought)
@@ -307,15 +307,19 @@ async def test_fleet_view__gateway_gave_up_waiting_and_brings_events_again__they
     assert view.events["request_moved"] == 1
 
 
-async def test_fleet_news__nothing_new__answers_after_the_wait_and_counts_the_gateway(tmp_path: Path) -> None:
+async def news_of(controller, *asked) -> FleetNews:
+    return read_news(await controller.told_news(*asked))
+
+
+async def test_told_news__nothing_new__answers_after_the_wait_and_counts_the_gateway(tmp_path: Path) -> None:
     controller = Controller(token="t", planner_for=in_place)
     await controller.reconfigure(user_config(checkpoint(tmp_path / "a")))
     unit, demand = FakeUnit(unit_id="u"), DemandReport(gateway_id="g", models=())
     unit.obey(await controller.heartbeat(unit.report()))
     await controller.heartbeat(unit.report())
-    first = await controller.fleet_news(demand, (), None, 30.0)  # whoever knows nothing does not wait
+    first = await news_of(controller, demand, (), None, 30.0)  # whoever knows nothing does not wait
     began_s = time.monotonic()
-    waiting = asyncio.create_task(controller.fleet_news(demand, (), first.version, 0.2))
+    waiting = asyncio.create_task(news_of(controller, demand, (), first.version, 0.2))
     await asyncio.sleep(0.05)
     await controller.heartbeat(unit.report())
 
@@ -326,26 +330,26 @@ async def test_fleet_news__nothing_new__answers_after_the_wait_and_counts_the_ga
     assert (news.view.models, news.view.num_gateways) == (first.view.models, 1)
 
 
-async def test_fleet_news__unit_tells_something_or_the_catalog_changes__answers_at_once(tmp_path: Path) -> None:
+async def test_told_news__unit_tells_something_or_the_catalog_changes__answers_at_once(tmp_path: Path) -> None:
     controller = Controller(token="t", planner_for=in_place)
     source = checkpoint(tmp_path / "a")
     await controller.reconfigure(user_config(source))
     unit, demand = FakeUnit(unit_id="u"), DemandReport(gateway_id="g", models=())
     unit.obey(await controller.heartbeat(unit.report()))
     await controller.heartbeat(unit.report())
-    known = (await controller.fleet_news(demand, (), None, 0.0)).version
+    known = (await news_of(controller, demand, (), None, 0.0)).version
 
-    waiting = asyncio.create_task(controller.fleet_news(demand, (), known, 300.0))
+    waiting = asyncio.create_task(news_of(controller, demand, (), known, 300.0))
     await asyncio.sleep(0)
     unit.progress()
     await controller.heartbeat(unit.report())
     told = await asyncio.wait_for(waiting, 30)
-    waiting = asyncio.create_task(controller.fleet_news(demand, (), told.version, 300.0))
+    waiting = asyncio.create_task(news_of(controller, demand, (), told.version, 300.0))
     await asyncio.sleep(0)
     await controller.reconfigure(user_config(source, source))
     changed = await asyncio.wait_for(waiting, 30)
-    second = await controller.fleet_news(DemandReport(gateway_id="h", models=()), (), None, 0.0)
-    shared = await asyncio.wait_for(controller.fleet_news(demand, (), changed.version, 300.0), 30)
+    second = await news_of(controller, DemandReport(gateway_id="h", models=()), (), None, 0.0)
+    shared = await asyncio.wait_for(news_of(controller, demand, (), changed.version, 300.0), 30)
 
     assert [s.phase for u in told.view.units for s in u.report.models] == [ModelPhase.READY]
     assert [m.model for m in changed.view.models] == ["m0", "m1"]

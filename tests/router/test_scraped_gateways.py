@@ -11,7 +11,7 @@ from fleet_values import model_load, unit
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 
 from router.serve_deployment import GatewayIngress
@@ -24,7 +24,6 @@ class Siblings:
 
     def __init__(self, replicas: list) -> None:
         self.replicas, self.dead, self.fails = replicas, [], False
-        self.of_earlier_release = []
 
     def broadcast(self, method, *args):
         self.asked = method, args
@@ -40,8 +39,6 @@ class Siblings:
     async def _answer(self, replica, method, *args):
         if replica in self.dead:
             return RayActorError()
-        if replica in self.of_earlier_release and method != "exposition":
-            return RayTaskError(method, "", AttributeError(method))
         return await getattr(replica, method)(*args)
 
 
@@ -121,17 +118,6 @@ async def test_scrape__other_gateway_does_not_answer__has_the_rest(gateways, fau
 
     assert set(labels(found["muxfleet_answers"], "gateway")) == {"g0"}
     assert labels(found["muxfleet_unit_report_age_seconds"], "unit") == ["u1"]
-
-
-@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
-async def test_scrape__sibling_of_an_earlier_release__has_what_it_counts(gateways, accept: str) -> None:
-    siblings, client = gateways
-    siblings.of_earlier_release = [siblings.replicas[1]]
-
-    found = await scraped(client, accept=accept)
-
-    assert set(labels(found["muxfleet_answers"], "gateway")) == {"g0", "g1"}
-    assert labels(found["muxfleet_unit_report_age_seconds"], "unit") == ["u1"], "once, as this gateway knows it"
 
 
 async def test_scrape__of_two_gateways__each_writes_what_it_counts_once(gateways, monkeypatch) -> None:
