@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from deploy.commands.asked_requests import AskedRequests
 from deploy.commands.given_command import given_command
 from deploy.commands.json_file import FiguresFile, PlotFolder, write_json
 from deploy.commands.simulation_screen import (
@@ -20,14 +21,13 @@ from deploy.commands.simulation_screen import (
     figures_table,
     node_use_line,
     outcome_line,
-    stream_lines,
+    sweep_lines,
     sweep_table,
 )
 from deploy.commands.table_cells import few_requests_line
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.folded_adapters import with_adapters_folded
-from deploy.fleet_file.model_catalog import expected_demand
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
 from deploy.reports.figure_texts import PERCENTS
 from deploy.simulation.control import LoadTimes
@@ -36,7 +36,7 @@ from deploy.simulation.divided_run import run_fleet_divided
 from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.rates_ahead import RatesAhead
 from deploy.simulation.runs import OnProgress, RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
-from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
+from deploy.simulation.streams import RequestStream
 from deploy.simulation.workers import Tell, Workers
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from router.limits import GatewayLimits
@@ -45,9 +45,7 @@ from traces.readers.registry import FILES
 if TYPE_CHECKING:
     from deploy.simulation.plots import FleetPlots
 
-_DEMAND_S = 120.0
 _LOAD_GB_PER_S = 2.0
-_MAX_GENERATED = 20_000_000
 _MOST_TOLD = 8  # models that are not placed
 
 
@@ -96,30 +94,21 @@ def simulate(
     _refuse_contradictions(context)
     console, fleet = terminal(), _with_nodes(read_fleet_file(file), nodes)
     check_sources(fleet)
-    asked = _Asked(requests=requests, duration_s=duration, rate_per_s=rate, spread_ticks=spread_ticks, seed=seed)
     bases = {m.id: m.base for m in fleet.models if m.base is not None}
     fleet = fleet.model_copy(update={"models": with_adapters_folded(fleet.models)})
-    stream = _stream(fleet, trace, asked, bases)
-    console.print("\n".join(stream_lines(stream)), soft_wrap=True)
+    asked = _asked(context)
+    stream = asked.stream(fleet, bases)
+    console.print("\n".join(asked.told(stream)), soft_wrap=True)
     deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
     loads = _loads(load_speed, deployments) if control_loop else None
-    session = _Session(console, fleet, stream, None if plot is None else _plotter(plot), loads)
+    session = _Session(console, fleet, stream, asked, None if plot is None else _plotter(plot), loads)
     try:
-        session.find(deployments, None if sweep is None else _rates(sweep), jobs)
+        session.find(deployments, jobs)
     finally:  # a run that is cut off leaves the figures of what has ended
         if json_file is not None and session.report:
             found = {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": session.report}
             write_json(json_file, {"command": given_command(context), **found, "fleet_file": read_text(file)})
     session.write_plots()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    requests: int | None
-    duration_s: float | None
-    rate_per_s: float | None
-    spread_ticks: bool
-    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +133,7 @@ class _Session:
         console: Console,
         fleet: FleetFile,
         stream: RequestStream,
+        asked: AskedRequests,
         plotter: "FleetPlots | None",
         loads: LoadTimes | None,
     ) -> None:
@@ -151,6 +141,7 @@ class _Session:
         self._console = console
         self._fleet = fleet
         self._stream = stream
+        self._asked = asked
         self._plotter = plotter
         self._loads = loads
         self.report: dict[str, object] = {}
@@ -160,14 +151,14 @@ class _Session:
             sample_partitions=plotter is not None,
         )
 
-    def find(self, deployments: list[Deployment], rates: list[float] | None, jobs: int) -> None:
-        """Runs each once, or a sweep over `rates` of each."""
+    def find(self, deployments: list[Deployment], jobs: int) -> None:
+        """Runs each once, or a sweep of each."""
         with SimulationProgress(self._console) as progress, Workers(jobs, progress.hear) as workers:
             if len(deployments) == 1:  # a sweep's rates, or parts of the fleet, are what can be run at once
                 (only,) = deployments
-                self.report[only.name] = self._shown(self._run_or_sweep(only, rates, progress.hear, workers))
+                self.report[only.name] = self._shown(self._run_or_sweep(only, progress.hear, workers))
                 return
-            tasks = {d.name: workers.submit(partial(self._run_or_sweep, d, rates)) for d in deployments}
+            tasks = {d.name: workers.submit(partial(self._run_or_sweep, d)) for d in deployments}
             for name, task in tasks.items():
                 self.report[name] = self._shown(task.result())
 
@@ -178,14 +169,13 @@ class _Session:
     def _run_or_sweep(
         self,
         deployment: Deployment,
-        rates: list[float] | None,
         tell: Tell[RunProgressed],
         workers: Workers[RunProgressed] | None = None,
     ) -> _Found:
         """`workers` are for a sweep's rates, beside each other; a single run is divided among as many processes."""
         deployed = deploy_fleet(self._fleet, deployment, loads=self._loads)
         started_s = time.perf_counter()
-        if rates is None:
+        if not self._asked.swept_per_s:
             found: FleetOutcome | Sweep = run_fleet_divided(
                 deployed,
                 self._stream,
@@ -196,12 +186,12 @@ class _Session:
         else:
 
             def run_at(rate_per_s: float, tell: Tell[RunProgressed]) -> FleetOutcome:
-                stream = self._stream.at_rate(rate_per_s)
+                stream = self._asked.swept(self._fleet, self._stream, rate_per_s)
                 progressed = self._progressed(f"{deployment.name} at {rate_per_s:.3g}/s", stream, tell)
                 return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progressed)
 
             ahead = RatesAhead(workers or Workers(1, tell), run_at)
-            found = sweep_rates(rates, ahead.outcome, ahead=ahead.want)
+            found = sweep_rates(self._asked.swept_per_s, ahead.outcome, ahead=ahead.want)
         return _Found(
             name=deployment.name,
             unplaced=dict(deployed.unplaced),
@@ -224,6 +214,8 @@ class _Session:
         if isinstance(found.found, FleetOutcome):
             return self._shown_run(found, found.found)
         self._console.print(sweep_table(found.name, found.found))
+        for line in sweep_lines(found.found):
+            self._console.print(line, style="dim", soft_wrap=True)
         if self._plotter is not None:
             self._plotter.add_sweep(found.name, found.found)
         return _sweep_dict(found, found.found)
@@ -256,6 +248,20 @@ def _refuse_contradictions(context: typer.Context) -> None:
     if given["load_speed"] is not None and not given["control_loop"]:
         remedy = "models move with --control-loop only"
         raise OptionNotUsable(option="--load-speed", value=given["load_speed"], remedy=remedy)
+
+
+def _asked(context: typer.Context) -> AskedRequests:
+    """Raises OptionNotUsable: the sweep names no rates."""
+    given = context.params
+    return AskedRequests(
+        trace=given["trace"],
+        requests=given["requests"],
+        duration_s=given["duration"],
+        rate_per_s=given["rate"],
+        swept_per_s=() if given["sweep"] is None else _rates(given["sweep"]),
+        spread_ticks=given["spread_ticks"],
+        seed=given["seed"],
+    )
 
 
 def _plotter(folder: Path) -> "FleetPlots":
@@ -292,33 +298,6 @@ def _with_nodes(fleet: FleetFile, nodes: int | None) -> FleetFile:
         for p in fleet.pools
     )
     return fleet.model_copy(update={"pools": pools})
-
-
-def _stream(fleet: FleetFile, trace: Path | None, asked: _Asked, bases: Mapping[str, str]) -> RequestStream:
-    if trace is not None:
-        weights = {m.id: m.demand.rate_per_s for m in fleet.models}
-        whole = trace_stream(
-            trace,
-            weights,
-            seed=asked.seed,
-            spread_ticks=asked.spread_ticks,
-            rate_per_s=asked.rate_per_s,
-            bases=bases,
-        )
-        return whole.first(asked.requests, asked.duration_s)
-    demands = [expected_demand(m) for m in fleet.models]
-    expected_per_s = sum(d.rate_per_s for d in demands)
-    if expected_per_s == 0:
-        remedy = "no model of the fleet file has demand.rate_per_s above 0; raise one, or give a trace"
-        raise OptionNotUsable(option="--trace", value="(none)", remedy=remedy)
-    if asked.rate_per_s is not None:
-        demands = [replace(d, rate_per_s=d.rate_per_s * asked.rate_per_s / expected_per_s) for d in demands]
-    duration_s = asked.duration_s or _DEMAND_S
-    expected = duration_s * sum(d.rate_per_s for d in demands)
-    if expected > _MAX_GENERATED:
-        remedy = f"that is {expected:.2g} requests, {_MAX_GENERATED:,} at most; shorten it, or ask for a lower rate"
-        raise OptionNotUsable(option="--duration", value=f"{duration_s:g}", remedy=remedy)
-    return demand_stream(demands, duration_s=duration_s, seed=asked.seed).first(asked.requests, None)
 
 
 def _rates(text: str) -> list[float]:

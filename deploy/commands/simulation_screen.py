@@ -16,6 +16,7 @@ from deploy.simulation.statistics import SimulatedFigures
 from deploy.simulation.streams import RequestStream
 
 _MOST_NAMED = 5
+_SHORT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,21 @@ def sweep_table(name: str, sweep: Sweep) -> FittedTable:
             _number(figures.output_tokens_per_s),
         )
     return table
+
+
+def sweep_lines(sweep: Sweep) -> Iterator[str]:
+    """Says where the goodput stands on little: nothing was too much, or all came too soon after each other."""
+    goodput_per_s = max(sweep.goodput_per_s, sweep.goodput_requests_per_s)
+    if sweep.goodput_requests_per_s == sweep.points[-1].rate_per_s:
+        yield "no rate was too high: the goodput is at least that; try higher ones"
+    for point in sweep.points:
+        requests = point.outcome.total().requests
+        if point.rate_per_s == goodput_per_s and requests < _SHORT_S * goodput_per_s:
+            span_s = requests / goodput_per_s
+            yield (
+                f"{requests} requests come within {span_s:.1f} s at {goodput_per_s:.3g}/s, which may be too soon for a "
+                "queue to show: ask for more of them"
+            )
 
 
 def _cells(figures: SimulatedFigures) -> tuple[str, ...]:

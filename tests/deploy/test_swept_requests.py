@@ -1,0 +1,61 @@
+"""Which requests come at each rate of a sweep, and what is said where they tell little."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    demand = {"rate_per_s": 1.0, "prompt_tokens": 1000, "output_tokens": 10}
+    source = str(EXAMPLES / "models" / "llama-3.1-8b")
+    model = {"id": "m", "source": source, "max_model_len": 8192, "slo": {"ttft_s": 1.0, "tbt_s": 0.05}}
+    pool = {"name": "p", "device": "simulated", "gpu_type": "H100", "gpus_per_node": 1, "kv_memory": "40GiB"}
+    file = tmp_path / "fleet.yaml"
+    file.write_text(json.dumps({"name": "one", "models": [{**model, "demand": demand}], "pools": [pool]}))
+    return file
+
+
+def test_sweep__of_demand__every_rate_lasts_as_long(run: Run, fleet: Path, tmp_path: Path) -> None:
+    """One GPU bears some 35 of these a second. Those of 1/s for 35 s, all within 0.2 s, were borne at 200/s."""
+    found = tmp_path / "found.json"
+    _, out, _ = run("simulate", fleet, "--duration", 35, "--sweep", "rate=5,200", "--json", found)
+    sweep = json.loads(found.read_text())["deployments"]["mux"]
+    requests = {point["rate_per_s"]: point["total"]["requests"] for point in sweep["points"]}
+
+    assert out.startswith("35 s of demand of the fleet file at each rate\n")
+    assert requests[5.0] == pytest.approx(5 * 35, rel=0.3)
+    assert 5 <= sweep["goodput_requests_per_s"] < 60
+    assert "at least" not in out
+    assert "too soon" not in out
+
+
+def test_sweep__requests_given__at_most_so_many_come(run: Run, fleet: Path, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    run("simulate", fleet, "--requests", 30, "--sweep", "rate=5,8", "--json", found)
+    points = json.loads(found.read_text())["deployments"]["mux"]["points"]
+    assert [point["total"]["requests"] for point in points] == [30, 30]
+
+
+def test_sweep__trace_that_is_over_at_once__goodput_is_said_to_stand_on_little(
+    run: Run, fleet: Path, tmp_path: Path
+) -> None:
+    columns = {"arrival_s": [float(i) for i in range(40)], "input_tokens": [100] * 40, "output_tokens": [5] * 40}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    _, out, _ = run("simulate", fleet, "--trace", tmp_path / "t.parquet", "--sweep", "rate=1,40")
+
+    assert "no rate was too high: the goodput is at least that; try higher ones" in out
+    assert "40 requests come within 1.0 s at 40/s, which may be too soon for a queue to show: ask for more" in out
+
+
+def test_sweep__more_requests_than_can_be_generated__is_said_before_it_begins(run: Run, fleet: Path) -> None:
+    code, out, err = run("simulate", fleet, "--sweep", "rate=1,1e6")
+    assert (code, out) == (2, "")
+    assert err.startswith("muxfleet: --duration 120: that is 1.2e+08 requests, 20,000,000 at most")
