@@ -12,7 +12,7 @@ from deploy.commands.table_cells import NONE, blocks_cell, fitted, load_bar, los
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures
-from deploy.inspection.neighbour_losses import large_losses
+from deploy.inspection.live_diagnosis import large_losses
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelStatus, SleepingWeights, UnitReport
 from pdmux_actor.messages import LoadReport, ModelLoad
 

@@ -27,7 +27,7 @@ from deploy.commands.simulation_screen import (
 from deploy.commands.table_cells import few_requests_line
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.folded_adapters import with_adapters_folded
+from deploy.fleet_file.adapter_shapes import with_adapters_folded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
 from deploy.reports.figure_texts import PERCENTS
 from deploy.simulation.control import LoadTimes

@@ -16,7 +16,7 @@ from deploy.inspection.live_fleet import (
     LiveSelection,
     LiveUnit,
 )
-from deploy.inspection.recent_requests import RecentRequests
+from deploy.inspection.live_history import RecentRequests
 from pdmux_actor.lease import QUIET_HEARTBEAT_S, ModelPhase, ModelStatus
 from pdmux_actor.messages import LoadReport, ModelLoad
 from router.access.key_fairness import jain_index

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.adapter_shapes import adapters_of, bytes_of_adapters
-from deploy.fleet_file.folded_adapters import with_adapters_folded
+from deploy.fleet_file.adapter_shapes import adapters_of, bytes_of_adapters, with_adapters_folded
 from deploy.fleet_file.model_catalog import CatalogModel
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import FleetFile, PoolSection

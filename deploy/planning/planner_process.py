@@ -174,3 +174,20 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
         return await reader.readexactly(length)  # no deadline: the watch has one
     except (asyncio.IncompleteReadError, OSError) as error:
         raise PlannerLost("it ended") from error
+
+
+_WITHIN_S = 40.0  # a start, a search and what it may take to look at the clock
+_POLL_S = 0.05
+
+
+async def plan_once(task: PlanTask, solver: str, profiles: Mapping[str, str]) -> PlanAnswer:
+    """Raises TimeoutError."""
+    planner = PlannerProcess().using(solver, profiles)
+    try:
+        planner.ask(task)
+        async with asyncio.timeout(_WITHIN_S):
+            while (answer := planner.answer()) is None:  # noqa: ASYNC110 - a planner sets no event
+                await asyncio.sleep(_POLL_S)
+        return answer
+    finally:
+        await planner.close()

@@ -20,9 +20,8 @@ from deploy.control.key_usages import KeyUsages
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.scaled_pools import readable_seasons, scaled_pools
 from deploy.fleet_file.model_catalog import Catalog
-from deploy.planning.planner_process import PlannerProcess
+from deploy.planning.planner_process import PlannerProcess, plan_once
 from deploy.planning.profiled_costs import readable_costs
-from deploy.planning.single_plan import plan_once
 from deploy.serve.app_args import ControllerConfig
 from deploy.serve.console_topics import ConsoleTopics
 from deploy.serve.kept_state import KeptState, kept_state

@@ -3,7 +3,7 @@
 from fleet_model import TOTAL_BLOCKS, World, adapter_model, catalog, catalog_model
 
 from deploy.control.adapter_leases import shares
-from deploy.fleet_file.folded_adapters import with_adapters_folded
+from deploy.fleet_file.adapter_shapes import with_adapters_folded
 from deploy.fleet_file.model_section import ModelSection
 from placement.demand import ModelDemand
 

@@ -10,10 +10,9 @@ from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
 from deploy.control.plan_worth import Appraisal, PlanLook
 from deploy.inspection.live_fleet import MAX_UNITS, LiveFleet, LiveSelection
-from deploy.inspection.live_history import LiveHistory
+from deploy.inspection.live_history import LiveHistory, RecentRequests
 from deploy.inspection.live_picture import lent_blocks, live_fleet
 from deploy.inspection.plan_report import plan_report
-from deploy.inspection.recent_requests import RecentRequests
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase
 from pdmux_actor.messages import LoadReport, ModelLoad, NeighbourLoss, Slo
 from placement.plan import ModelPlacement, Plan, UnitPlan

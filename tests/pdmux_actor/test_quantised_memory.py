@@ -7,12 +7,12 @@ import pytest
 from cpu_rig import CpuRig
 from torch import Tensor
 
+from pdmux_actor.executor.host_copy import copied
 from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
 from pdmux_actor.models.decoder import DecoderWeights
 from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
-from pdmux_actor.models.weights_copy import copied
 from placement.estimation.memory import held_weight_bytes, resident_bytes, workspace_bytes
 from profiler.specs import ModelSpec
 

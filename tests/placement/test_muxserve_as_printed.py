@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from llama_fleets import ESTIMATOR, LLAMA_7B, LLAMA_13B, LLAMA_30B, LLAMA_65B, llm, nodes, power_law
 from placement_cases import assert_sound, make_model, make_unit, model_lists, unit_lists
 
-from placement.estimation.printed_throughput import PrintedThroughput
 from placement.estimation.problem_arrays import Instance, make_instance
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
-from placement.solvers.muxserve_as_printed import PrintedMuxServeSolver
+from placement.solvers.muxserve_as_printed import PrintedMuxServeSolver, PrintedThroughput
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 
 

@@ -17,8 +17,7 @@ from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels
 from pdmux_actor.executor.ranks.leading_lane import WHOLE_SHARE, LeadingLane
 from pdmux_actor.executor.ranks.rank_buckets import LeadingBucket
-from pdmux_actor.executor.ranks.rank_frames import DropBatch
-from pdmux_actor.executor.ranks.rank_link import RankLink
+from pdmux_actor.executor.ranks.rank_frames import DropBatch, RankLink
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, PrefillSlice

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from pdmux_actor.executor.ranks.device_frames import DeviceFrame
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
-from pdmux_actor.executor.ranks.rank_frames import HeadPass
-from pdmux_actor.executor.ranks.rank_link import RankLink
+from pdmux_actor.executor.ranks.rank_frames import HeadPass, RankLink
 
 WHOLE_SHARE = -1
 

@@ -11,8 +11,7 @@ from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner, Produc
 from pdmux_actor.executor.packed_batch import PackedBatch
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels, with_decoder
-from pdmux_actor.executor.ranks.rank_frames import BatchOnWire, DropBatch, ForwardPass, HeadPass
-from pdmux_actor.executor.ranks.rank_link import RankLink
+from pdmux_actor.executor.ranks.rank_frames import BatchOnWire, DropBatch, ForwardPass, HeadPass, RankLink
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.scheduling.launch import ComputeLaunch, PrefillSlice
 

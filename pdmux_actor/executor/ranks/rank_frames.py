@@ -1,5 +1,8 @@
 """Defines what the leading rank of a unit tells the others, and what they answer."""
 
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -201,3 +204,28 @@ def _group(group: GroupExtents) -> DecodeGroup:
     context_tokens = _ints(group.context_tokens)
     rows = _ints(group.rows).reshape(len(context_tokens), -1)
     return DecodeGroup(first=group.first, context_tokens=context_tokens, rows=rows)
+
+
+Result = TypeVar("Result")
+
+
+class RankLink(Protocol):
+    """Reaches the other ranks, wherever they run."""
+
+    num_ranks: int
+
+    def tell(self, frame: ToRank) -> None:
+        """All ranks get it, all in the same order. May be called on any thread."""
+        ...
+
+    def call(self, frame: PartCall, meanwhile: Callable[[], Result]) -> tuple[tuple[FromRank, ...], Result]:
+        """Returns every rank's answer, and what this one did while they worked. What `meanwhile` raises is raised when
+        all have answered. One call at a time.
+        """
+        ...
+
+    def end_unit(self, reason: str) -> None:
+        """Ends this process and all ranks: they are no longer at the same place."""
+        ...
+
+    def close(self) -> None: ...

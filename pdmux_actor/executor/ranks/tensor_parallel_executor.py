@@ -19,11 +19,11 @@ from pdmux_actor.executor.ranks.rank_frames import (
     LoadPart,
     PartDone,
     PartFailed,
+    RankLink,
     ResizePart,
     SleepPart,
     WakePart,
 )
-from pdmux_actor.executor.ranks.rank_link import RankLink
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress

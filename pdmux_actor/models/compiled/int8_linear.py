@@ -1,12 +1,12 @@
 """A matrix product with weights and activations of 8 bits, by a compiled kernel."""
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.compiled.compiled_linear import KernelProjection
 from pdmux_actor.models.compiled.kernels import pointer_of
 from pdmux_actor.models.compiled.library import INT8_KERNELS, compiled_library
 from pdmux_actor.models.quantised_weight import QuantisedWeight
@@ -43,15 +43,14 @@ class Int8Kernels:
         return weight.middle is None and is_read and is_whole
 
 
-class CompiledInt8Linear:
+class CompiledInt8Linear(KernelProjection[Int8Kernels]):
     """Implements Projection as Int8Linear does: each token's activations are rounded to 8 bits with a scale of their
     own, and the product is one of integers, exact and the same in any batch. It is rounded once, with bias and addend.
     """
 
     def __init__(self, kernels: Int8Kernels, panels: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         """`panels` as `of` packs them."""
-        self.bias = bias
-        self._kernels = kernels
+        super().__init__(kernels, panels, scale, bias)
         self._panels = panels
         self._scale = scale
         self._row_scale = scale.float()
@@ -77,20 +76,6 @@ class CompiledInt8Linear:
     @property
     def dtype(self) -> torch.dtype:
         return self._scale.dtype
-
-    @property
-    def tensor_bytes(self) -> tuple[int, ...]:
-        sizes = (self._panels.nbytes, self._scale.nbytes)
-        return sizes if self.bias is None else (*sizes, self.bias.nbytes)
-
-    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "CompiledInt8Linear":
-        """`packed` or not, the layout is the same."""
-        panels, scale = of_tensor(self._panels), of_tensor(self._scale)
-        bias = None if self.bias is None else of_tensor(self.bias)
-        return CompiledInt8Linear(self._kernels, panels, scale, bias)
-
-    def repacked(self) -> "CompiledInt8Linear":
-        return self.copied(torch.clone, packed=True)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return self._product(inputs, None)

@@ -1,10 +1,9 @@
 """A matrix product of bfloat16 numbers, by a compiled kernel over weights in panels."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from pdmux_actor.models.compiled.compiled_linear import KernelProjection
 from pdmux_actor.models.compiled.kernels import pointer_of
 from pdmux_actor.models.compiled.panel_kernels import AT_ONCE_COLUMNS, PANEL_ROWS, PanelKernels
 
@@ -22,13 +21,12 @@ def rows_of(panels: Tensor, indices: Tensor) -> Tensor:
     return found.reshape(len(indices), -1)
 
 
-class PanelLinear:
+class PanelLinear(KernelProjection[PanelKernels]):
     """Implements Classifier. A token's product has the same bits in any batch."""
 
     def __init__(self, kernels: PanelKernels, panels: Tensor, bias: Tensor | None = None) -> None:
         """`panels` as `of` lays them."""
-        self.bias = bias
-        self._kernels = kernels
+        super().__init__(kernels, panels, bias)
         self.panels = panels
         self.pointers = (panels.data_ptr(), None, None)  # beside it neither shifts nor scales
         self._shape = (panels.shape[0] * PANEL_ROWS, panels.shape[1] * AT_ONCE_COLUMNS)
@@ -46,27 +44,8 @@ class PanelLinear:
     def dtype(self) -> torch.dtype:
         return self.panels.dtype
 
-    @property
-    def has_plain_rows(self) -> bool:
-        return self.bias is None
-
     def rows(self, indices: Tensor) -> Tensor:
         return rows_of(self.panels, indices).float()
-
-    def shares(self, tensor: Tensor) -> bool:
-        return self.panels is tensor
-
-    @property
-    def tensor_bytes(self) -> tuple[int, ...]:
-        return (self.panels.nbytes,) if self.bias is None else (self.panels.nbytes, self.bias.nbytes)
-
-    def copied(self, of_tensor: Callable[[Tensor], Tensor], *, packed: bool) -> "PanelLinear":
-        """`packed` or not, the layout is the same."""
-        panels = of_tensor(self.panels)
-        return PanelLinear(self._kernels, panels, None if self.bias is None else of_tensor(self.bias))
-
-    def repacked(self) -> "PanelLinear":
-        return self.copied(torch.clone, packed=True)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return self._product(inputs, None)
