@@ -1,6 +1,7 @@
 """Turns the bytes of a request body into a validated request."""
 
 import codecs
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ from router.openai.request_part import RequestPart
 
 RequestT = TypeVar("RequestT", bound=RequestPart)
 
+_HALF_A_PAIR = re.compile(
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]", re.DOTALL
+)  # as JavaScript says a text that was cut in the midst of an emoji
 SMALL_BODY_BYTES = 64 * 1024  # pydantic reads so much in some ms, whatever it is, and says best what is wrong
 
 
@@ -43,7 +47,13 @@ def parse_body(body: bytes, schema: type[RequestT]) -> RequestT:
 def no_json(body: bytes, error: Exception) -> InvalidRequest:
     """Says what keeps a body from being read, which `error` knows where it is not its encoding."""
     is_wide = body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    why = "it is UTF-16, as PowerShell's > writes files; send UTF-8" if is_wide else error
+    why: object = error
+    if is_wide:
+        why = "it is UTF-16, as PowerShell's > writes files; send UTF-8"
+    elif not body.strip():
+        why = "it is empty"
+    elif _HALF_A_PAIR.search(body):
+        why = "a text has one half of a pair of surrogates (\\ud800 to \\udfff): cut it between characters"
     return InvalidRequest(f"We could not parse the JSON body of your request: {why}.", code="invalid_json")
 
 

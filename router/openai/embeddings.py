@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from router.errors import InvalidRequest
+from router.openai.body import no_json
 from router.openai.foreign_body import decoded
 from router.openai.large_body import prompts_of
 
@@ -53,7 +54,10 @@ class EmbeddingsRequest:
     def parse(cls, body: bytes) -> "EmbeddingsRequest":
         """Raises InvalidRequest."""
         read = decoded(body, EmbeddingsBody)
-        given = prompts_of(bytes(memoryview(read.input)).strip(), "input", MAX_INPUTS)
+        try:
+            given = prompts_of(bytes(memoryview(read.input)).strip(), "input", MAX_INPUTS)
+        except ValueError as error:  # what is inside is decoded here only
+            raise no_json(body, error) from error
         return cls(
             model=read.model,
             inputs=_inputs(given),

@@ -49,3 +49,33 @@ async def test_path__of_a_wrong_base_url__is_told_which_was_meant(http, path: st
     reply = await http.post(http.served.url + path, json={})
     assert reply.status_code == 404
     assert reply.json()["error"]["message"] == f"Unknown request URL: POST {path}. Did you mean {meant}?"
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b'"\xff"', "invalid start byte"),
+        (b'"\xed\xa0\x80"', "invalid continuation byte"),
+        (b'"\\ud83d"', "half of a pair of surrogates"),
+        (b'"a\\uDE00b"', "half of a pair of surrogates"),
+        (b"", "it is empty"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", b'"messages":[{"role":"user","content":%s}]'),
+        ("/v1/completions", b'"prompt":%s'),
+        ("/v1/embeddings", b'"input":%s'),
+        ("/v1/embeddings", b'"input":["a",%s]'),
+        ("/v1/responses", b'"input":%s'),
+        ("/tokenize", b'"prompt":%s'),
+    ],
+)
+async def test_body__text_that_is_no_utf8_or_nothing__is_told_why(http, path, field, text, says, size) -> None:
+    body = b'{"model":"demo/bytes",' + b" " * size + field % text + b"}" if text else b""
+    reply = await http.post(path, content=body, headers={"content-type": "application/json"})
+
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+    assert says in reply.json()["error"]["message"]

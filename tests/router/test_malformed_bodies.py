@@ -68,6 +68,15 @@ VALID: Mapping[str, Mapping[str, Any]] = {
         "previous_response_id": None,
         "stream": False,
     },
+    "/v1/conversations": {
+        "items": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "i"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "o"}]},
+        ],
+        "metadata": {"a": "b"},
+    },
     "/v1/messages": {
         "model": MODEL, "max_tokens": 4, "system": [{"type": "text", "text": "s"}],
         "messages": [
