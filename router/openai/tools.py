@@ -103,12 +103,17 @@ class ToolUse:
             }
             for place, tool in enumerate(self.offered)
         ]
-        text = {
+        text: dict[str, Any] = {
             "type": "triggered_tags",
             "triggers": [marks.trigger],
             "tags": tags,
-            "stop_after_first": marks.is_last or self.max_calls == 1,
+            "stop_after_first": bool(marks.separators) or self.max_calls == 1,
         }
+        if marks.separators and self.max_calls != 1:
+            between = {"type": "or", "elements": [{"type": "const_string", "value": s} for s in marks.separators]}
+            one_more = {"type": "sequence", "elements": [between, {"type": "or", "elements": tags}]}
+            space = {"type": "regex", "pattern": "[ \\n]?"}  # whoever began to separate may yet end
+            text = {"type": "sequence", "elements": [text, {"type": "star", "content": one_more}, space]}
         document = msgspec.json.encode({"type": "structural_tag", "format": text}).decode()
         return StructuredOutput(
             kind=StructuredKind.STRUCTURAL_TAG, text=document, param="functions" if self.is_legacy else "tools"

@@ -11,7 +11,8 @@ from router.text.reply_templates import TOOL_FIELD
 
 class CallMarks(msgspec.Struct, frozen=True):
     """A call is `before_name`, the name, `after_name`, the arguments in `style` (xgrammar's name of it), `end`.
-    `trigger` is where the model has begun one. `is_last`: nothing comes after the first.
+    `trigger` is where the model has begun one. Where there are `separators`, one of them and a call are all that may come
+    after a call, and one space at the end.
     """
 
     trigger: str
@@ -19,14 +20,14 @@ class CallMarks(msgspec.Struct, frozen=True):
     after_name: str
     end: str
     style: str = "json"
-    is_last: bool = False
+    separators: tuple[str, ...] = ()
 
 
 # Mistral's marks are special tokens, which no mask lets through.
 _MARKS: Sequence[tuple[Mapping[str, Any], CallMarks]] = (
     (HERMES, CallMarks("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")),
     (QWEN_XML, CallMarks("<tool_call>", "<tool_call>\n<function=", ">\n", "\n</function>\n</tool_call>", "qwen_xml")),
-    (LLAMA_3, CallMarks('{"name":', '{"name": "', '", "parameters": ', "}", is_last=True)),
+    (LLAMA_3, CallMarks('{"name":', '{"name": "', '", "parameters": ', "}", separators=("; ", ";", "\n", " "))),
 )
 
 

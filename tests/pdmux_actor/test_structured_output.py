@@ -316,3 +316,32 @@ def test_constrained__strict_tools_once_a_call_has_begun__arguments_follow_the_s
         jsonschema.validate(called["arguments"], schema, cls=jsonschema.Draft202012Validator)
         if parallel is False:
             assert (rest, finish[name]) == ("", FinishReason.STOP)
+
+
+CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
+ANY_CALL = '{"name": "time", "parameters": {"x": [1]}}'
+
+
+@pytest.mark.parametrize(
+    ("said", "parallel", "passes"),
+    [
+        ("Rainy; there.", None, True),
+        (f"Sure! {CALL}", None, True),
+        (f"{CALL}; {ANY_CALL}\n{CALL}", None, True),
+        (f"{CALL}\n", None, True),
+        (f"{CALL}; {ANY_CALL}", False, False),
+        (f"{CALL} is it", None, False),
+        (f"{CALL}; {CALL.replace('city', 'town')}", None, False),
+        (f"{CALL}; {CALL.replace('weather', 'other')}", None, False),
+    ],
+)
+def test_constraint__strict_tools_of_llama_3__let_calls_follow_one_another_and_nothing_else(
+    model, said, parallel, passes
+) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    functions = [{"name": "weather", "parameters": city, "strict": True}, {"name": "time"}]
+    tools = [FunctionTool.model_validate({"type": "function", "function": one}) for one in functions]
+    form = tool_use(tools, "auto", parallel=parallel).strict_calls(call_marks(template_for("<|start_header_id|>"), ()))
+    constraint = model.compiler.constraint(form, 0, ())
+
+    assert constraint.follows([*model.tokenizer.encode(said).ids, *model.compiler.end_token_ids[:1]]) is passes
