@@ -1,8 +1,11 @@
 """Tells how families of models write calls of tools: fields of response templates, chosen by their chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+_CALLS, _ONE, _SEP, _ONE_END, _CALLS_END = (  # DeepSeek's, whose bars have full width
+    f"<\uff5ctool▁{word}\uff5c>" for word in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
+)
 _CALL: Mapping[str, Any] = {"type": "function", "function": "{content}"}
 _NAMED_CALL: Mapping[str, Any] = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
@@ -22,10 +25,10 @@ QWEN_XML: Mapping[str, Any] = {
     "transform": _NAMED_CALL,
 }
 # Several follow one another, with `; ` or space between. Where an object ends and the next one begins, no call goes on:
-# JSON has a comma there, and in its strings quotes are escaped.
+# JSON has a comma there, and in its strings quotes are escaped. With nothing between, a call would end where it begins.
 LLAMA_3: Mapping[str, Any] = {
     "open_pattern": r"(?:<\|python_tag\|>)?\s*(?=\{\s*\"name\"\s*:)",
-    "close_pattern": r"(?<=\})\s*;?\s*(?=\{\s*\"name\"\s*:)|<\|(?:eot|eom)_id\|>",
+    "close_pattern": r"(?<=\})(?:\s*;\s*|\s+)(?=\{\s*\"name\"\s*:)|<\|(?:eot|eom)_id\|>",
     "repeats": True,
     "content": "json",
     "transform": _CALL,
@@ -68,8 +71,30 @@ _GLM: Mapping[str, Any] = {
     "content_args": {"tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
     "transform": _NAMED_CALL,
 }
-MINIMAX_END = r"\s*</minimax:tool_call>"
-MINIMAX: Mapping[str, Any] = {  # one pair of outer marks around all calls
+_DEEPSEEK: Mapping[str, Any] = {  # since V3.1
+    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{_ONE}\s*(?P<name>[^\s<]+)\s*{_SEP}",
+    "close": _ONE_END,
+    "repeats": True,
+    "content": "json",
+    "transform": _NAMED_CALL,
+}
+_DEEPSEEK_FENCED: Mapping[str, Any] = {
+    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{_ONE}\s*function{_SEP}"
+    r"(?P<name>[^\s<]+)\s*```json\s",
+    "close_pattern": rf"\s*```\s*{_ONE_END}",
+    "repeats": True,
+    "content": "json",
+    "transform": _NAMED_CALL,
+}
+KIMI: Mapping[str, Any] = {
+    "open_pattern": r"\s*(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
+    r"(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+    "close": "<|tool_call_end|>",
+    "repeats": True,
+    "content": "json",
+    "transform": _NAMED_CALL,
+}
+_MINIMAX: Mapping[str, Any] = {
     "open_pattern": r"\s*(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\"\n]+)\">",
     "close": "</invoke>",
     "repeats": True,
@@ -78,22 +103,41 @@ MINIMAX: Mapping[str, Any] = {  # one pair of outer marks around all calls
     "transform": _NAMED_CALL,
 }
 
-_TOOLS_BY_MARK: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("<seed:tool_call>", _SEED),
-    ("<TOOLCALL>", _NEMOTRON),
-    ("<|tool_call|>", _GRANITE),
-    ("<minimax:tool_call>", MINIMAX),
-    ("<arg_key>", _GLM),
-    ("<function=", QWEN_XML),
-    ("<tool_call>", HERMES),
-    ("[ARGS]", _MISTRAL_ARGS),
-    ("[TOOL_CALLS]", _MISTRAL),
-    ("<|start_header_id|>", LLAMA_3),
+# By what a chat template says, all of it: the first that fits.
+_TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
+    ((_ONE, "```json"), _DEEPSEEK_FENCED),
+    ((_ONE,), _DEEPSEEK),
+    (("<|tool_call_begin|>",), KIMI),
+    (("<seed:tool_call>",), _SEED),
+    (("<TOOLCALL>",), _NEMOTRON),
+    (("<|tool_call|>",), _GRANITE),
+    (("<minimax:tool_call>",), _MINIMAX),
+    (("<arg_key>",), _GLM),
+    (("<function=",), QWEN_XML),
+    (("<tool_call>",), HERMES),
+    (("[ARGS]",), _MISTRAL_ARGS),
+    (("[TOOL_CALLS]",), _MISTRAL),
+    (("<|start_header_id|>",), LLAMA_3),
+)
+# Of forms with a pair of outer marks around all calls the second one. The first belongs to the first call.
+_ENDS: Sequence[tuple[Mapping[str, Any], str]] = (
+    (_DEEPSEEK, rf"\s*{_CALLS_END}"),
+    (_DEEPSEEK_FENCED, rf"\s*{_CALLS_END}"),
+    (KIMI, r"\s*<\|tool_calls_section_end\|>"),
+    (_MINIMAX, r"\s*</minimax:tool_call>"),
 )
 
 
-def calls_of(chat_template: str) -> Mapping[str, Any]:
-    """Chooses Hermes' form where nothing in the chat template says another: that is how tools are described to such a
-    model (tool_prompt.py).
+def calls_of(chat_template: str, *, knows_tools: bool = True) -> Mapping[str, Any]:
+    """Chooses Hermes' form where nothing in the chat template says another, or where it knows no tools: that is how
+    tools are described to such a model (tool_prompt.py).
     """
-    return next((calls for mark, calls in _TOOLS_BY_MARK if mark in chat_template), HERMES)
+    if not knows_tools:
+        return HERMES
+    found = (calls for marks, calls in _TOOLS_BY_MARKS if all(mark in chat_template for mark in marks))
+    return next(found, HERMES)
+
+
+def end_of_all(calls: Mapping[str, Any]) -> str | None:
+    """Returns a pattern of what follows the last call; None: nothing does."""
+    return next((end for form, end in _ENDS if form == calls), None)

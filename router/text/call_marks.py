@@ -11,8 +11,8 @@ from router.text.reply_templates import TOOL_FIELD
 
 class CallMarks(msgspec.Struct, frozen=True):
     """A call is `before_name`, the name, `after_name`, the arguments in `style` (xgrammar's name of it), `end`.
-    `trigger` is where the model has begun one. Where there are `separators`, one of them and a call are all that may come
-    after a call, and one space at the end.
+    `trigger` is where the model has begun one. Where there are `separators`, all that may come after a call is
+    one of them and a call, and one space at the end.
     """
 
     trigger: str

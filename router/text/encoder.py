@@ -14,11 +14,13 @@ from pdmux_actor.models.demo_tokenizer import (
     build_demo_tokenizer,
     is_shape_only,
 )
+from router.text.call_forms import KIMI
 from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
 from router.text.chat_template import ChatTemplate
 from router.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
 from router.text.harmony_template import HARMONY, before_answer
+from router.text.kimi_ids import with_kimi_ids
 from router.text.reply_templates import TOOL_FIELD, needs_special_tokens, separates, template_for, without
 from router.text.shared_tokenizers import SharedTokenizers
 from router.text.tool_prompt import with_tools_told
@@ -61,7 +63,9 @@ class PromptEncoder:
         self._template = ChatTemplate(templates, tokenizer.named_tokens) if templates else None
         self.template_variables = None if self._template is None else _settable(self._template.variables)
         said = "".join(map(str, templates.values())) if isinstance(templates, Mapping) else templates or ""
-        template = dict(tokenizer.response_template or template_for(said))
+        knows_tools = self._template is not None and self._template.knows_tools
+        template = dict(tokenizer.response_template or template_for(said, knows_tools=knows_tools))
+        self._names_calls_by_id = template["fields"].get(TOOL_FIELD) == KIMI
         self.response_template = template if separates(template) else None
         callless = without(template, (TOOL_FIELD,))
         self.callless_template = callless if separates(callless) else None
@@ -83,7 +87,7 @@ class PromptEncoder:
         """
         if self._template is None:
             raise TemplateRefusal("the model has none")
-        told = messages
+        told = with_kimi_ids(messages) if self._names_calls_by_id else messages
         if not self._template.knows_tools and (tools or any("tool_calls" in message for message in messages)):
             told, tools = with_tools_told(messages, tools), ()
         render = partial(

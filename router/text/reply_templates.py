@@ -7,7 +7,7 @@ does the rest.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from router.text.call_forms import MINIMAX, MINIMAX_END, calls_of
+from router.text.call_forms import calls_of, end_of_all
 from router.text.harmony_template import HARMONY, HARMONY_MARK
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -21,23 +21,27 @@ _ANCHORS: Sequence[str] = (
     "[/INST]",
     "<seed:bos>assistant\n",
     "]~b]ai\n",
+    "<|im_assistant|>assistant<|im_middle|>",
 )
-_END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>)"
+_END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<\uff5cend▁of▁sentence\uff5c>)"
 _THOUGHTS = (("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<think>", "</think>"))
 
 
-def template_for(chat_template: str) -> dict[str, Any]:
-    """Reads from the chat template how the model marks its reasoning and its calls."""
+def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, Any]:
+    """Reads from the chat template how the model marks its reasoning and its calls. One that does not know tools has
+    its model told of them, and of a way to call.
+    """
     if HARMONY_MARK in chat_template:
         return dict(HARMONY)
     fields: dict[str, Any] = {"content": {"close_pattern": _END, "content": "text"}}
     thoughts = next((marks for marks in _THOUGHTS if any(mark in chat_template for mark in marks)), None)
     if thoughts is not None:
         fields["reasoning_content"] = {"open": thoughts[0], "close": thoughts[1], "content": "text"}
-    calls = calls_of(chat_template)
+    calls = calls_of(chat_template, knows_tools=knows_tools)
     fields[TOOL_FIELD] = dict(calls)
-    if calls is MINIMAX:
-        fields["content"]["close_pattern"] = f"{_END}|{MINIMAX_END}"
+    end = end_of_all(calls)
+    if end is not None:
+        fields["content"]["close_pattern"] = f"{_END}|{end}"
     return {"defaults": {"role": "assistant"}, "start_anchor": list(_ANCHORS), "fields": fields}
 
 

@@ -28,6 +28,17 @@ DEEPSEEK = (
     "{{ tools | length }}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
     "<call>{{ c.function.name + ' ' + c.function.arguments }}</call>{% endfor %}{% endfor %}<|assistant|>"
 )
+LLAMA_WITHOUT_TOOLS = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+KIMI = (
+    "{{ tools | length }}{% for m in messages %}<|im_{{ m.role }}|>{% if m.role == 'tool' %}## Return of "
+    "{{ m.tool_call_id }}\n{% endif %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }}"
+    "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|im_end|>{% endfor %}"
+    "<|im_assistant|>assistant<|im_middle|>"
+)
 
 
 @pytest.fixture
@@ -93,3 +104,26 @@ async def test_template__joins_arguments_to_text__is_given_them_as_the_model_wro
     await sdk.chat.completions.create(model=MODEL, messages=TOLD, tools=[WEATHER])
 
     assert '<call>weather {"city": "Paris"}</call>' in prompt_of(sdk)
+
+
+async def test_template_that_knows_no_tools__its_model_is_told_of_a_form__calls_are_read_in_that_one(talk) -> None:
+    sdk = await talk(LLAMA_WITHOUT_TOOLS, '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>')
+    reply = await sdk.chat.completions.create(model=MODEL, messages=TOLD[:1], tools=[WEATHER])
+
+    (call,) = reply.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+    assert "<tool_call>" in prompt_of(sdk)
+
+
+async def test_kimi__calls_are_sent_back_under_ids_of_ours__its_template_shows_those_that_it_gives(talk) -> None:
+    said = '<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|>'
+    sdk = await talk(KIMI, f"<|tool_calls_section_begin|>{said}<|tool_calls_section_end|>")
+    first = (await sdk.chat.completions.create(model=MODEL, messages=TOLD, tools=[WEATHER])).choices[0].message
+    (call,) = first.tool_calls
+    told = [*TOLD, first, {"role": "tool", "tool_call_id": call.id, "content": "30 degrees"}]
+    await sdk.chat.completions.create(model=MODEL, messages=told, tools=[WEATHER])
+
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
+    assert said.replace("functions.weather:0", "functions.weather:1") in prompt_of(sdk)
+    for number, degrees in enumerate((21, 30)):
+        assert f"## Return of functions.weather:{number}\n{degrees} degrees" in prompt_of(sdk)

@@ -107,6 +107,11 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             ("", "", ["f", "g", "h"]),
         ),
         (
+            "<|start_header_id|>",
+            '{"name": "f", "parameters": {}}{"name": "g"}',
+            ('{"name": "f", "parameters": {}}{"name": "g"}', "", []),
+        ),
+        (
             "[TOOL_CALLS]",
             'Hi[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
             ("Hi", "", ["f", "g"]),
@@ -145,6 +150,28 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             "<|start_header_id|> <TOOLCALL>",
             'Hi.\n<TOOLCALL>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]</TOOLCALL>',
             ("Hi.", "", ["f", "g"]),
+        ),
+        (
+            "Assistant <think> <\uff5ctool▁call▁begin\uff5c> ```json",
+            "<think>\nHm.\n</think>\n\nHi.\n<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>function"
+            '<\uff5ctool▁sep\uff5c>f\n```json\n{"x": "```"}\n```<\uff5ctool▁call▁end\uff5c>\n'
+            "<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>g\n```json\n{}\n```<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c>"
+            "<\uff5cend▁of▁sentence\uff5c>",
+            ("Hi.", "Hm.", ["f", "g"]),
+        ),
+        (
+            "Assistant <think> <\uff5ctool▁call▁begin\uff5c>",
+            "Hi.<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>f<\uff5ctool▁sep\uff5c>{}"
+            "<\uff5ctool▁call▁end\uff5c><\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>{}"
+            "<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c>",
+            ("Hi.", "", ["f", "function"]),
+        ),
+        (
+            "<|tool_call_begin|> <think>",
+            "<think>Hm.</think>Hi.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+            '{"x": 1}<|tool_call_end|><|tool_call_begin|> functions.g.h:1 <|tool_call_argument_begin|> {} '
+            "<|tool_call_end|><|tool_calls_section_end|>",
+            ("Hi.", "Hm.", ["f", "g.h"]),
         ),
         ("[/INST] [THINK]", "[THINK]Hm.[/THINK]Hi.", ("Hi.", "Hm.", [])),
         ("<|im_start|><think>", "no mark </think> closes nothing", ("no mark </think> closes nothing", "", [])),

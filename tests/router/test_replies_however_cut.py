@@ -42,6 +42,7 @@ FAMILIES = {
     ],
     "<|start_header_id|>": [
         '{"name": "f", "parameters": {"a": "ü"}}',
+        '{"name": "f", "parameters": {}}{"name":',
         '{"name":',
         "; ",
         "<|python_tag|>",
@@ -76,6 +77,25 @@ FAMILIES = {
         '<invoke name="g">',
         "</invoke>",
         "\n</minimax:tool_call>",
+    ],
+    "<\uff5ctool▁call▁begin\uff5c>": [
+        "<\uff5ctool▁calls▁begin\uff5c>",
+        '<\uff5ctool▁call▁begin\uff5c>f<\uff5ctool▁sep\uff5c>{"x": "é"}<\uff5ctool▁call▁end\uff5c>',
+        "<\uff5ctool▁call▁begin\uff5c>",
+        "<\uff5ctool▁calls▁end\uff5c>",
+    ],
+    "<\uff5ctool▁call▁begin\uff5c> ```json": [
+        "<\uff5ctool▁calls▁begin\uff5c>",
+        "<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>f\n```json\n{}\n```<\uff5ctool▁call▁end\uff5c>",
+        "<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>",
+        "\n```",
+        "<\uff5ctool▁calls▁end\uff5c>",
+    ],
+    "<|tool_call_begin|>": [
+        "<|tool_calls_section_begin|>",
+        '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": "é"}<|tool_call_end|>',
+        "<|tool_call_begin|>functions.f:",
+        "<|tool_calls_section_end|>",
     ],
     "<|tool_call|>": ["<|tool_call|>", '[{"name": "f", "arguments": {}}]', "<|end_of_text|>"],
     "<TOOLCALL>": ["<TOOLCALL>", '[{"name": "f", "arguments": {}}]', "</TOOLCALL>"],
