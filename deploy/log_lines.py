@@ -9,7 +9,7 @@ from ray import serve
 
 from deploy.environment import otlp_endpoint
 from deploy.otlp_log import otlp_records
-from pdmux_actor.serving.json_lines import JsonLines
+from pdmux_actor.serving.engine_log import JsonLines
 
 _PRODUCT = ("deploy", "pdmux_actor", "placement", "profiler", "router", "traces")
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pdmux_actor.serving.json_lines import fields_of
+from pdmux_actor.serving.engine_log import fields_of
 from pdmux_actor.serving.otlp import log_processor
 
 if TYPE_CHECKING:  # a process that exports nothing imports nothing of OpenTelemetry

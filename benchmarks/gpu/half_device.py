@@ -9,9 +9,8 @@ from pdmux_actor.executor.cuda.cuda_device import cuda_device_spec, open_cuda_de
 from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
 from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
-from pdmux_actor.executor.cuda.large_kernels import LargeKernels
+from pdmux_actor.executor.cuda.large_kernels import LargeKernels, gains_on
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
-from pdmux_actor.executor.cuda.told_products import gains_on
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.scheduling.launch import Lane

@@ -11,10 +11,10 @@ from pdmux_actor.executor.cuda.cuda_runner import MakeCudaRunner, lone_cuda_runn
 from pdmux_actor.executor.cuda.flash_attention import BUILT_IN, activate_flash_attention
 from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
 from pdmux_actor.executor.cuda.lane_device import CudaLanes
+from pdmux_actor.executor.cuda.large_kernels import lanes_that_gain
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.cuda.partition_streams import open_partition_streams
 from pdmux_actor.executor.cuda.prefix_pages import paged_flash
-from pdmux_actor.executor.cuda.told_products import lanes_that_gain
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.rank_share import WHOLE, RankShare
 from pdmux_actor.scheduling.launch import Lane

@@ -1,16 +1,16 @@
-"""Passes on what an engine process logs: it writes JSON lines to its standard error, its actor reads them there."""
+"""Formats log records as JSON lines: an engine process writes them to standard error, where its actor reads them."""
 
 import faulthandler
 import logging
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-
-from pdmux_actor.serving.json_lines import JsonLines
 
 _LOG = logging.getLogger(__name__)
 _TELL_STACKS = signal.SIGUSR1
@@ -81,3 +81,34 @@ def _decoded(text: str) -> dict[str, Any] | None:
 
 def _exception(told: dict[str, Any]) -> list[str]:
     return [str(told["exception"])] if "exception" in told else []
+
+
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """Each has time, level, logger, message, and every field that was given with `extra`. `fields` are the process's
+    own, for example its unit. What a record names itself goes before them.
+    """
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._fields,
+            **fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=repr).decode()
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """Returns what was given with `extra`; not what a library's record factory adds under private names, as Ray's."""
+    return {k: value for k, value in vars(record).items() if k not in _OF_EVERY_RECORD and not k.startswith("_")}

@@ -6,7 +6,7 @@ import logging
 from datetime import datetime
 
 from deploy.control.decision_history import DecisionHistory
-from pdmux_actor.serving.json_lines import JsonLines
+from pdmux_actor.serving.engine_log import JsonLines
 from placement.plan_steps import LoadModelStep
 
 

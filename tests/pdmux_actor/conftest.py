@@ -7,7 +7,7 @@ import pytest
 
 from pdmux_actor.executor import lanes
 from pdmux_actor.models.compiled.library import PANEL_KERNELS
-from pdmux_actor.models.compiled.panel_kernels import PanelKernels
+from pdmux_actor.models.compiled.panel_linear import PanelKernels
 from pdmux_actor.models.torch_threads import use_torch_threads
 
 sys.path.insert(0, str(Path(__file__).parent))  # engine_rig, kernel_libraries

@@ -13,8 +13,7 @@ from torch.nn import functional
 from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.compiled.library import cached_folder
-from pdmux_actor.models.compiled.panel_kernels import PanelKernels
-from pdmux_actor.models.compiled.panel_linear import PanelLinear, panels_of, rows_of
+from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear, panels_of, rows_of
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 

@@ -6,7 +6,7 @@ from drawn_tensors import drawn
 from torch import Tensor
 from torch.nn import functional
 
-from pdmux_actor.models.compiled.panel_kernels import PanelKernels
+from pdmux_actor.models.compiled.panel_linear import PanelKernels
 
 KV_HEADS, GROUP = 2, 3
 

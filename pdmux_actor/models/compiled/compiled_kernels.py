@@ -8,8 +8,7 @@ from torch import Tensor
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.compiled.int8_linear import Int8Kernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
-from pdmux_actor.models.compiled.panel_kernels import PanelKernels
-from pdmux_actor.models.compiled.panel_linear import PanelLinear, panels_of, rows_of
+from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear, panels_of, rows_of
 from pdmux_actor.models.linear import Linear
 from pdmux_actor.models.operators import CPU_MLP_TILE_TOKENS, AllocatingOperators, HeadNorms
 from profiler.specs import ModelSpec

@@ -1,11 +1,74 @@
-"""A matrix product of bfloat16 numbers, by a compiled kernel over weights in panels."""
+"""The kernels of CPUs with vdpbf16ps: products of bfloat16 over panels, layers that decode, prompts' attention."""
+
+import ctypes
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pdmux_actor.models.compiled.compiled_linear import KernelProjection
 from pdmux_actor.models.compiled.kernels import pointer_of
-from pdmux_actor.models.compiled.panel_kernels import AT_ONCE_COLUMNS, PANEL_ROWS, PanelKernels
+from pdmux_actor.models.compiled.library import PANEL_KERNELS, compiled_library
+
+PANEL_ROWS = 16
+AT_ONCE_COLUMNS = 2
+_KEYS_AT_ONCE = 64  # of prompt_attention.cpp
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class PanelKernels:
+    """Runs on as many threads as torch uses on the calling thread: it shares its OpenMP."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.linear = library.muxfleet_panel_linear
+        self.linear.argtypes = (_POINTER, _INT, _INT, _POINTER, _INT, *(_POINTER,) * 3)
+        self.linear.restype = None
+        self.decode_layers = library.muxfleet_decode_layers
+        self.decode_layers.argtypes = (_POINTER, _INT, _INT, *(_POINTER,) * 5)
+        self.decode_layers.restype = None
+        self._prompt_attention = library.muxfleet_prompt_attention
+        self._prompt_attention.argtypes = (
+            *(_POINTER, _INT, _POINTER, _POINTER, *(_INT,) * 7),
+            *(ctypes.c_float, _INT, _POINTER, _POINTER),
+        )
+        self._prompt_attention.restype = None
+
+    @classmethod
+    def compiled_into(cls, folder: Path) -> "PanelKernels | None":
+        """None where there is no compiler, or where oneDNN's products are the faster ones."""
+        library = compiled_library(folder, PANEL_KERNELS)
+        return None if library is None else cls(library)
+
+    @staticmethod
+    def serve(weight: Tensor) -> bool:
+        """They are for weights in whole panels, on a CPU."""
+        rows, columns = weight.shape
+        is_whole = rows % PANEL_ROWS == 0 and columns % AT_ONCE_COLUMNS == 0
+        return is_whole and weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+
+    def attend_prompt(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attended: Tensor,
+        *,
+        scale: float | None,
+        window_tokens: int | None,
+    ) -> None:
+        """Causal; the queries are those of the last tokens. query: [tokens, heads, head_dim], key, value: [keys,
+        kv_heads, head_dim], both with the same strides, `attended`: [tokens, heads * head_dim]. In all numbers of a
+        head lie side by side, in query and `attended` also those of a token.
+        """
+        tokens, heads, head_dim = query.shape
+        keys, kv_heads, _ = key.shape
+        packed = torch.empty(2 * head_dim * (-(-keys // _KEYS_AT_ONCE) * _KEYS_AT_ONCE), dtype=query.dtype)
+        self._prompt_attention(
+            *(query.data_ptr(), query.stride(0), key.data_ptr(), value.data_ptr(), key.stride(0), key.stride(1)),
+            *(tokens, keys, kv_heads, heads // kv_heads, head_dim),
+            *(head_dim**-0.5 if scale is None else scale, window_tokens or 0, packed.data_ptr(), attended.data_ptr()),
+        )
 
 
 def panels_of(weight: Tensor) -> Tensor:

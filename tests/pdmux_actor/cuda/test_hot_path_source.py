@@ -32,7 +32,7 @@ PLACES: Mapping[tuple[str, str, str], str] = {
     ): "when the pool changes its size, or a model that comes finds little memory",
     ("lane_device.py", "settle", "synchronize"): "when a model is attached",
     ("large_kernels.py", "_best_s", "synchronize"): "measures the device, at start and for a profile",
-    ("told_products.py", "lanes_that_gain", "synchronize"): "measures the device, at start",
+    ("large_kernels.py", "lanes_that_gain", "synchronize"): "measures the device, at start",
     ("cuda_model.py", "of", "tensor"): "when a model is attached",
     ("torch_cuda.py", "_enqueue", "synchronize"): "a launch that failed",
 }
