@@ -32,13 +32,15 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class TextPart(RequestPart):
-    """`prompt_cache_breakpoint` is without effect: any prefix is cached. The others are what the Agents SDK for
-    JavaScript spreads over the part that it makes of an assistant's text: fields of the message, which has them, too.
+    """`prompt_cache_breakpoint` and `cache_control` (Anthropic's, which Roo Code and LiteLLM send) are without effect:
+    any prefix is cached. The others are what the Agents SDK for JavaScript spreads over the part that it makes of an
+    assistant's text: fields of the message, which has them, too.
     """
 
     type: Literal["text"]
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
     role: Any = None
     refusal: Any = None
     reasoning: Any = None
@@ -91,9 +93,11 @@ class ChatMessage(RequestPart):
     refusal: str | None = None
 
     # What SDKs' own messages carry when they are sent back. OpenAI's `parse` adds `parsed`, the content once more;
-    # LiteLLM what it did not know in the answer. A value in the others is not implemented.
+    # LiteLLM what it did not know in the answer. `cache_control` is as in a part. A value in the others is not
+    # implemented.
     parsed: Any = None
     provider_specific_fields: Any = None
+    cache_control: dict[str, Any] | None = None
     annotations: Empty | None = None
     audio: EmptyObject | None = None
 

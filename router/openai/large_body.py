@@ -43,6 +43,7 @@ ValueT = TypeVar("ValueT")
 class _Part(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True, gc=False):
     text: str
     prompt_cache_breakpoint: msgspec.Raw = _NOTHING
+    cache_control: msgspec.Raw = _NOTHING
     role: msgspec.Raw = _NOTHING
     refusal: msgspec.Raw = _NOTHING
     reasoning: msgspec.Raw = _NOTHING
@@ -81,6 +82,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     refusal: str | None = None
     parsed: msgspec.Raw = _NOTHING
     provider_specific_fields: msgspec.Raw = _NOTHING
+    cache_control: msgspec.Raw = _NOTHING
     annotations: msgspec.Raw = _NOTHING
     audio: msgspec.Raw = _NOTHING
 

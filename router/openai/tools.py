@@ -29,8 +29,11 @@ class FunctionDefinition(RequestPart):
 
 
 class FunctionTool(RequestPart):
+    """`cache_control` is as in a message's part."""
+
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: dict[str, Any] | None = None
 
 
 class FunctionName(RequestPart):

@@ -9,6 +9,7 @@ from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
     OpenAIResponsesModel,
     Runner,
     function_tool,
@@ -82,3 +83,21 @@ def test_openai_agents__second_turn__knows_the_first_by_its_id(base_url, api_key
     second = Runner.run_sync(agent, "Why?", previous_response_id=first.last_response_id)
 
     assert second.context_wrapper.usage.input_tokens > first.context_wrapper.usage.total_tokens
+
+
+def test_openai_agents__session_of_conversations__keeps_the_turns(base_url, api_key, model) -> None:
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+    agent = Agent("Guide", model=OpenAIResponsesModel(model, client), model_settings=ModelSettings(temperature=0))
+
+    async def talk():
+        session = OpenAIConversationsSession(openai_client=client)
+        runs = [await Runner.run(agent, question, session=session) for question in (QUESTION, "Why?")]
+        items = await session.get_items()
+        await session.clear_session()
+        return runs, items
+
+    (first, second), items = asyncio.run(talk())
+
+    assert second.context_wrapper.usage.input_tokens > first.context_wrapper.usage.total_tokens
+    assert [item["role"] for item in items] == ["user", "assistant"] * 2
+    assert items[1]["content"][0]["text"] == first.final_output

@@ -35,6 +35,8 @@ async def test_message__sent_back__what_the_sdk_added_is_passed_over(serve, padd
         result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "Sunny."}
         refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
         marked = {"type": "text", "text": "Why?", "prompt_cache_breakpoint": {"mode": "explicit"}}
+        cached = {"cache_control": {"type": "ephemeral"}}
+        held = {"role": "user", "content": [{"type": "text", "text": "Held?", **cached}], **cached}
         spread = {key: value for key, value in called.model_dump().items() if key not in ("content", "audio", "parsed")}
         part = {**spread, "type": "text", "text": "One moment.", "reasoning": "Hm", "reasoning_content": "Hm"}
         spread_over = {"role": "assistant", "content": [part], "tool_calls": called.model_dump()["tool_calls"]}
@@ -43,10 +45,12 @@ async def test_message__sent_back__what_the_sdk_added_is_passed_over(serve, padd
             [*ASK, called, result],
             [*ASK, called.model_dump(), result],
             [*ASK, refused, {"role": "user", "content": [marked]}],
+            [*ASK, held],  # Roo Code
             [*ASK, spread_over, result],  # the Agents SDK for JavaScript
         ):
             padded = [*history, {"role": "user", "content": "x" * padding_characters}]
-            await sdk.chat.completions.create(model=MODEL, messages=padded, max_tokens=1)
+            tools = [{**openai.pydantic_function_tool(Weather), **cached}]
+            await sdk.chat.completions.create(model=MODEL, messages=padded, max_tokens=1, tools=tools)
 
         liked = {
             **called.model_dump(exclude_none=True),
@@ -58,4 +62,4 @@ async def test_message__sent_back__what_the_sdk_added_is_passed_over(serve, padd
     assert '{"city": "Rome"}' in bytes(served.units[0].requests[2].prompt_token_ids).decode()
     assert "I will not." in (asked := bytes(served.units[0].requests[5].prompt_token_ids).decode())
     assert "Why?" in asked
-    assert len(served.units[0].requests) == 8
+    assert len(served.units[0].requests) == 9
