@@ -14,6 +14,7 @@ from placement.plan import UnitCapacity
 
 _WAYS = 8  # columns for the ways of sharing; kinds with fewer leave the rest at infinity
 _CLOSED = -1
+_MOST_KNOWN = 4096  # fillings of units that are remembered: some 3 MB
 
 Node = tuple[int, int]
 """Pool and number."""
@@ -32,6 +33,8 @@ Snapshot = Mapping[int, _Saved]
 """Of the open units."""
 Pairs = frozenset[tuple[int, int]]
 """Units and models."""
+_Filled = tuple[Floats, Floats, float]
+"""Sums, minima and factor of a unit."""
 
 
 class Packing:
@@ -58,6 +61,7 @@ class Packing:
         self.running: Pairs | None = None
         self.loaded = self.dropped = 0
         self._alone: dict[tuple[int, float, int], float] = {}
+        self._known: dict[tuple[int, tuple[tuple[int, float], ...]], _Filled] = {}
         self._journal: dict[int, _Saved] | None = None
 
     @classmethod
@@ -296,16 +300,27 @@ class Packing:
         self.gpus_used += costs.num_gpus * (bool(parts) - bool(old))
         self.parts[unit] = parts
         if parts:
-            models, rates = _columns(parts)
-            minima = costs.minima(models, rates).min(axis=0)
-            self.sums[unit] = costs.sums(models, rates).sum(axis=0)
+            self.sums[unit], minima, self.factor[unit] = self._filled(int(self.kind[unit]), parts)
             self.minima[unit, : len(minima)] = minima
-            self.factor[unit] = self._strained(costs.factor(self.sums[unit], minima), parts)
         else:
             self.sums[unit] = 0.0
             self.minima[unit] = np.inf
             self.factor[unit] = LARGEST_FACTOR
         self._count(unit, old, served_before)
+
+    def _filled(self, kind: int, parts: Parts) -> _Filled:
+        """Returns the sums, the minima and the factor of a unit of the kind. Trials that are taken back, and those of
+        few units, come to the same parts again and again.
+        """
+        key = (kind, tuple(parts.items()))  # in their order: floats are added in it
+        filled = self._known.get(key)
+        if filled is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            costs, (models, rates) = self.instance.costs[kind], _columns(parts)
+            sums, minima = costs.sums(models, rates).sum(axis=0), costs.minima(models, rates).min(axis=0)
+            filled = self._known[key] = sums, minima, self._strained(costs.factor(sums, minima), parts)
+        return filled
 
     def _strained(self, factor: Floats, parts: Parts) -> float:
         if not self.instance.strains:

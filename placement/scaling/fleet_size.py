@@ -1,10 +1,11 @@
 """Finds how many nodes each pool should have: the cheapest for which the planner predicts that the target is met."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator, make_instance
+from placement.plan import UnitCapacity
 from placement.problem import PlacementModel, Solver
 from placement.scaling.ceilings import Ceilings, HeldNodes
 from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits, cost_per_hour
@@ -36,6 +37,7 @@ class FleetSizing:
     estimator: Estimator
     is_time_up: Callable[[], bool] = lambda: False
     _judged: dict[_Counts, _Judged] = field(default_factory=dict)
+    _judged_offers: dict[Hashable, _Judged] = field(default_factory=dict)
     _hopeless: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,20 +152,34 @@ class FleetSizing:
     def _judge(self, counts: _Counts) -> _Judged:
         if counts not in self._judged:
             units = [u for p, n in zip(self.pools, counts, strict=True) for u in p.units(n)]
-            plan = self.solver.solve(units, self.models, None)
-            found = estimate(units, self.models, plan, self.estimator)
-            demands = {m.model: m.demand for m in self.models}
-            attainment = predicted_attainment(
-                found, demands, uncertainty=self.limits.uncertainty, left_out=self._hopeless
-            )
-            self._judged[counts] = _Judged(round(attainment, 6), len(plan.unplaced))
+            offer = _offer(units)
+            if offer not in self._judged_offers:
+                self._judged_offers[offer] = self._judge_units(units)
+            self._judged[counts] = self._judged_offers[offer]
         return self._judged[counts]
+
+    def _judge_units(self, units: Sequence[UnitCapacity]) -> _Judged:
+        plan = self.solver.solve(units, self.models, None)
+        found = estimate(units, self.models, plan, self.estimator)
+        demands = {m.model: m.demand for m in self.models}
+        attainment = predicted_attainment(found, demands, uncertainty=self.limits.uncertainty, left_out=self._hopeless)
+        return _Judged(round(attainment, 6), len(plan.unplaced))
 
     def _cost(self, counts: _Counts) -> float:
         return cost_per_hour(self.pools, self._by_name(counts))
 
     def _by_name(self, counts: _Counts) -> Mapping[str, int]:
         return {p.name: n for p, n in zip(self.pools, counts, strict=True)}
+
+
+def _offer(units: Sequence[UnitCapacity]) -> Hashable:
+    """Returns what a solver sees of units but their names: those of a spot pool are often what those of another are."""
+    ordered = sorted(units, key=lambda unit: unit.unit_id)
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(unit.node for unit in ordered))}
+    return tuple(
+        (replace(u, unit_id="", pool="", node=""), u.node and numbers[u.node], tuple(sorted(u.asleep.items())))
+        for u in ordered
+    )
 
 
 def _with(counts: _Counts, index: int, change: int) -> _Counts:

@@ -1,6 +1,7 @@
 """How many nodes a demand needs: figures worked out by hand, and what holds for any pools."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from profiler.specs import DeviceSpec
 from traces.timeliness import SloTarget
 
 MANY_PER_S = 1e9  # so many requests that chance moves their number by nothing
-DEVICES = {"a": A100_80G, "b": L40S}
+DEVICES = {"a": A100_80G, "b": L40S, "spot-a": A100_80G}
 SLO = SloTarget(ttft_s=1.0, tbt_s=0.05)
 
 
@@ -66,7 +67,8 @@ def test_predicted_attainment__targets_that_no_unit_meets__ask_for_no_node() -> 
 
 def pool(name: str, *, present: int = 1, most: int = 6, least: int = 0, cost: float = 1.0) -> ElasticPool:
     def node(number: int, device: DeviceSpec = DEVICES[name]) -> tuple:
-        return (make_unit(f"{name}/{number}", memory_mib=40_000, total_blocks=1_000_000, device=device),)
+        unit = make_unit(f"{name}/{number}", memory_mib=40_000, total_blocks=1_000_000, device=device)
+        return (replace(unit, node=f"{name}-{number}"),)
 
     nodes = tuple(node(i) for i in range(present))
     return ElasticPool(name=name, least_nodes=least, most_nodes=most, nodes=nodes, like=node(0), cost_per_hour=cost)
@@ -112,6 +114,23 @@ def test_find__dear_and_cheap_nodes_alike__takes_the_cheap_ones() -> None:
     assert size.is_enough
     assert size.nodes["a"] == 0
     assert size.cost_per_hour == 0.5 * size.nodes["b"]
+
+
+def test_find__spot_nodes_like_the_dear_ones__are_searched_once_for_both() -> None:
+    """A search takes nearly all of the time, and what it finds depends on no pool's name."""
+    rate_per_s = 4.5 * one_node_carries()
+    asked, of_both = [], sizing([pool("a", cost=3.0), pool("spot-a", most=3)], rate_per_s)
+
+    class Noting(MemoryGreedySolver):
+        def solve(self, units, models, current):
+            asked.append(tuple(sorted(unit.unit_id for unit in units)))
+            return super().solve(units, models, current)
+
+    of_both.solver = Noting()
+    size = of_both.find()
+
+    assert (size.nodes, size.is_enough) == ({"a": 2, "spot-a": 3}, True)
+    assert len({len(units) for units in asked}) == len(asked)
 
 
 def test_find__budget_or_nodes_do_not_reach__says_so_and_stays_within() -> None:

@@ -9,6 +9,7 @@ from placement_cases import make_model, make_spec, make_unit, model_lists, unit_
 
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.estimation.refusal import refusal
+from placement.estimation.throughput import Floats, KindCosts
 from placement.packing.layout import plan_of_packing
 from placement.packing.packing import Packing
 from placement.packing.packing_objective import key_of
@@ -99,6 +100,31 @@ def test_refusals__of_many_units__are_those_of_the_unit_that_lacks_least(
                 if u not in packing.homes[number]
             ]
             assert plan.unplaced[model.model].endswith(refusal(model, others, rule="there is a rule"))
+
+
+def test_packing__trial_that_was_taken_back__is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of a search's time goes into what units carry, and most trials of a small fleet come again."""
+    units, models = [make_unit("u0"), make_unit("u1")], [make_model("a", rate_per_s=2.0), make_model("b")]
+    packing = Packing.of_units(make_instance(units, models, Estimator()), units)
+    worked_out: list[Floats] = []
+    whole = KindCosts.factor
+
+    def noted(costs: KindCosts, sums: Floats, minima: Floats) -> Floats:
+        worked_out.append(sums)
+        return whole(costs, sums, minima)
+
+    monkeypatch.setattr(KindCosts, "factor", noted)
+    seen = []
+    for _ in range(3):
+        packing.begin()
+        packing.put(0, 0, 1.5)
+        packing.put(0, 1, 0.5)
+        packing.put(1, 0, 0.5)
+        seen.append((packing.sums.tobytes(), packing.minima.tobytes(), packing.factor.tobytes()))
+        packing.roll_back()
+
+    assert len(worked_out) == 3
+    assert len(set(seen)) == 1
 
 
 def test_key__model_that_no_unit_holds__worst_of_the_others_still_counts() -> None:
