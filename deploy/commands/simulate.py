@@ -35,7 +35,7 @@ from deploy.simulation.deployments import BASELINES, Deployment, baseline_named,
 from deploy.simulation.divided_run import run_fleet_divided
 from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.rates_ahead import RatesAhead
-from deploy.simulation.runs import OnProgress, RunOptions, Sweep, is_hopeless, run_fleet, sweep_rates
+from deploy.simulation.runs import OnProgress, RunOptions, Sweep, is_hopeless, points_of, run_fleet, sweep_rates
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.workers import Tell, Workers
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -145,6 +145,7 @@ class _Session:
         self._plotter = plotter
         self._loads = loads
         self.report: dict[str, object] = {}
+        self._first: _Found | None = None
         self._options = RunOptions(
             limits=GatewayLimits(max_queued=fleet.gateway.max_queued_requests, hold_s=fleet.gateway.hold_s),
             gateways=fleet.gateway.replicas,
@@ -190,8 +191,7 @@ class _Session:
                 progressed = self._progressed(f"{deployment.name} at {rate_per_s:.3g}/s", stream, tell)
                 return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progressed)
 
-            ahead = RatesAhead(workers or Workers(1, tell), run_at)
-            found = sweep_rates(self._asked.swept_per_s, ahead.outcome, ahead=ahead.want)
+            found = self._swept(deployment.name, RatesAhead(workers or Workers(1, tell), run_at))
         return _Found(
             name=deployment.name,
             unplaced=dict(deployed.unplaced),
@@ -200,6 +200,22 @@ class _Session:
             found=found,
             wall_s=time.perf_counter() - started_s,
         )
+
+    def _swept(self, name: str, ahead: RatesAhead) -> Sweep:
+        """Keeps the rates that have ended where it is interrupted: as a sweep that did not go on from there."""
+        ended: dict[float, FleetOutcome] = {}
+
+        def outcome(rate_per_s: float) -> FleetOutcome:
+            return ended.setdefault(rate_per_s, ahead.outcome(rate_per_s))
+
+        try:
+            return sweep_rates(self._asked.swept_per_s, outcome, ahead=ahead.want)
+        except KeyboardInterrupt:
+            if ended:
+                cut = replace(sweep_rates(list(ended), ended.__getitem__, refinements=0), points=points_of(ended))
+                self._console.print(sweep_table(f"{name}, interrupted", cut))
+                self.report[name] = {**_sweep_dict(cut, {}), "interrupted": True}
+            raise
 
     def _progressed(self, about: str, stream: RequestStream, tell: Tell[RunProgressed]) -> OnProgress:
         return lambda ended, virtual_s: tell(
@@ -211,6 +227,10 @@ class _Session:
             self._console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
         if (more := len(found.unplaced) - _MOST_TOLD) > 0:
             self._console.print(f"not placed: {more} more models (--json names all)", style="red")
+        first = self._first = self._first or found
+        if found.num_gpus != first.num_gpus:
+            gpus = f"{found.name} has {found.num_gpus} GPUs, {first.name} {first.num_gpus}"
+            self._console.print(f"{gpus}: they do not compare as they stand", style="red", soft_wrap=True)
         if isinstance(found.found, FleetOutcome):
             return self._shown_run(found, found.found)
         self._console.print(sweep_table(found.name, found.found))
@@ -218,7 +238,7 @@ class _Session:
             self._console.print(line, style="dim", soft_wrap=True)
         if self._plotter is not None:
             self._plotter.add_sweep(found.name, found.found)
-        return _sweep_dict(found, found.found)
+        return _sweep_dict(found.found, found.unplaced)
 
     def _shown_run(self, found: _Found, outcome: FleetOutcome) -> dict[str, object]:
         self._console.print(figures_table(found.name, outcome))
@@ -337,7 +357,7 @@ def _run_dict(found: _Found, outcome: FleetOutcome) -> dict[str, object]:
     }
 
 
-def _sweep_dict(found: _Found, sweep: Sweep) -> dict[str, object]:
+def _sweep_dict(sweep: Sweep, unplaced: Mapping[str, str]) -> dict[str, object]:
     return {
         "goodput_per_s": sweep.goodput_per_s,
         "goodput_requests_per_s": sweep.goodput_requests_per_s,
@@ -350,5 +370,5 @@ def _sweep_dict(found: _Found, sweep: Sweep) -> dict[str, object]:
             }
             for p in sweep.points
         ],
-        "unplaced": found.unplaced,
+        "unplaced": unplaced,
     }

@@ -1,7 +1,7 @@
 """Runs of a deployed fleet: one, or several at growing rates until it can bear no more."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -139,7 +139,15 @@ def sweep_rates(
         requests_per_s = _highest(rates_per_s, in_time, refinements, unknown)
     else:
         requests_per_s = max((rate for rate in outcomes if in_time(rate)), default=0.0)
-    points = [
+    points = points_of(outcomes, attains)
+    return Sweep(points=points, goodput_per_s=goodput_per_s, goodput_requests_per_s=requests_per_s)
+
+
+def points_of(
+    outcomes: Mapping[float, FleetOutcome], attains: Callable[[FleetOutcome], float] = attainment_of
+) -> tuple[SweepPoint, ...]:
+    """Returns the points of a sweep from its runs, by their rates."""
+    return tuple(
         SweepPoint(
             rate_per_s=rate_per_s,
             attainment=attains(outcome),
@@ -147,8 +155,7 @@ def sweep_rates(
             outcome=outcome,
         )
         for rate_per_s, outcome in sorted(outcomes.items())
-    ]
-    return Sweep(points=tuple(points), goodput_per_s=goodput_per_s, goodput_requests_per_s=requests_per_s)
+    )
 
 
 def _highest(rates_per_s: Sequence[float], passes: Callable[[float], bool], refinements: int, ahead: Ahead) -> float:

@@ -123,6 +123,15 @@ def test_simulate__table_and_json__say_the_same(run: Run, tmp_path: Path) -> Non
     assert found["total"]["requests"] == sum(figures["requests"] for figures in found["models"].values())
 
 
+def test_simulate__split_of_more_gpus_than_the_fleet_has__is_said_beside_it(run: Run) -> None:
+    """Of 1P1D, units of one GPU become pairs; on a node of one GPU that is one more."""
+    _, out, _ = run("simulate", EXAMPLE.parent / "scaling.yaml", "--duration", 1, "--baseline", "1P1D")
+    _, same, _ = run("simulate", EXAMPLE, "--duration", 1, "--baseline", "1P1D")
+
+    assert "1P1D has 4 GPUs, mux 2: they do not compare as they stand" in out
+    assert "do not compare" not in same
+
+
 def test_simulate__more_models_that_may_sleep_than_fit__says_who_is_not_there(run: Run, tmp_path: Path) -> None:
     fleet = yaml.safe_load(EXAMPLE.read_text())
     model = {**fleet["models"][1], "source": str(EXAMPLE.parent / "models" / "llama-3.1-8b")}

@@ -3,10 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from deploy.commands import simulate as simulate_module
+from deploy.simulation.fleet_outcome import FleetOutcome
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Run = Callable[..., tuple[int, str, str]]
@@ -59,3 +63,24 @@ def test_sweep__more_requests_than_can_be_generated__is_said_before_it_begins(ru
     code, out, err = run("simulate", fleet, "--sweep", "rate=1,1e6")
     assert (code, out) == (2, "")
     assert err.startswith("muxfleet: --duration 120: that is 1.2e+08 requests, 20,000,000 at most")
+
+
+def test_sweep__interrupted__rates_that_have_ended_are_kept(
+    run: Run, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, begun = simulate_module.run_fleet, []
+
+    def interrupted(*arguments: Any, **options: Any) -> FleetOutcome:
+        begun.append(arguments)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(simulate_module, "run_fleet", interrupted)
+    found = tmp_path / "found.json"
+    code, out, err = run("simulate", fleet, "--duration", 4, "--sweep", "rate=2,4,8", "--json", found)
+    sweep = json.loads(found.read_text())["deployments"]["mux"]
+
+    assert (code, err) == (130, "")
+    assert "mux, interrupted: goodput 4 requests/s" in out
+    assert ([point["rate_per_s"] for point in sweep["points"]], sweep["interrupted"]) == ([2.0, 4.0], True)

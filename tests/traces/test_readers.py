@@ -193,6 +193,12 @@ def test_read_trace__bad_azure_value__error_names_field_and_row(tmp_path, row, f
     assert (caught.value.field, caught.value.row) == (field, 2)
 
 
+def test_read_trace__azure_with_spaces_after_commas__is_read(tmp_path):
+    header = "TIMESTAMP, ContextTokens, GeneratedTokens"
+    path = write_azure(tmp_path / "t.csv", '2023-11-16 18:17:03, 5, "6"', header=header)
+    assert [(r.input_tokens, r.output_tokens) for r in read_trace(path).records] == [(5, 6)]
+
+
 def test_read_trace__azure_without_a_column__names_it(tmp_path):
     path = write_azure(tmp_path / "bad.csv", "2023-11-16 18:17:03.0,5", header="TIMESTAMP,ContextTokens")
 

@@ -24,7 +24,7 @@ def iter_records(path: Path, facts: TraceFacts) -> Iterator[TraceRecord]:
     row = 0
     with path.open(encoding="utf-8-sig", newline="") as lines:
         try:
-            reader = csv.DictReader(lines)
+            reader = csv.DictReader(lines, skipinitialspace=True)
             _check_columns(path, reader.fieldnames or ())
             for row, values in enumerate(reader, start=1):
                 if None in values:  # more cells than columns: a thousands separator would pass for a column's end
