@@ -1,5 +1,6 @@
 """The right of one replica to work on a batch. It ends by itself when the replica says nothing for a while."""
 
+import time
 from typing import Self
 
 import msgspec
@@ -10,6 +11,27 @@ from router.batches.object_store import ObjectStore
 class _Holding(msgspec.Struct, frozen=True):
     holder: str
     expires_s: float  # Unix time
+
+
+class LeaseWatch:
+    """Sees whether leases of others are renewed. By the time of day alone, one whose replica ended before the clock was
+    set back by an hour would hold for that hour.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[bytes, float]] = {}
+
+    def unchanged_s(self, folder: str, held: bytes, now_s: float) -> float:
+        """Returns for how long it has been the same, by a clock that is not set."""
+        before, since_s = self._held.get(folder, (b"", now_s))
+        if before != held:
+            self._held[folder] = (held, now_s)
+            return 0.0
+        return now_s - since_s
+
+    def keep(self, folders: frozenset[str]) -> None:
+        """Forgets all others."""
+        self._held = {folder: seen for folder, seen in self._held.items() if folder in folders}
 
 
 class BatchLease:
@@ -24,14 +46,17 @@ class BatchLease:
         self._holder = holder
 
     @classmethod
-    def take(cls, store: ObjectStore, folder: str, holder: str, *, now_s: float, lease_s: float) -> Self | None:
+    def take(
+        cls, store: ObjectStore, folder: str, holder: str, *, now_s: float, lease_s: float, watch: LeaseWatch
+    ) -> Self | None:
         """None while another replica holds it."""
         names = store.names(folder)
         number = int(names[-1]) if names else 0
         if names:
             held = store.read(f"{folder}/{names[-1]}")
             try:
-                if held is not None and msgspec.json.decode(held, type=_Holding).expires_s > now_s:
+                is_over = held is None or msgspec.json.decode(held, type=_Holding).expires_s <= now_s
+                if not is_over and watch.unchanged_s(folder, held or b"", time.monotonic()) < lease_s:
                     return None
             except msgspec.MsgspecError:
                 pass  # half of it was written: its replica ended there

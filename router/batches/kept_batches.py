@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from router.batches.batch_lease import BatchLease
+from router.batches.batch_lease import BatchLease, LeaseWatch
 from router.batches.batch_record import TERMINAL, BatchRequest, BatchState
 from router.batches.object_store import ObjectStore
 
@@ -26,6 +26,7 @@ class LineResult(msgspec.Struct, frozen=True, array_like=True):
 class KeptBatches:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
+        self._watch = LeaseWatch()
 
     def add(self, request: BatchRequest) -> None:
         self._store.write(f"{_folder(request)}/request.json", msgspec.json.encode(request))
@@ -76,6 +77,7 @@ class KeptBatches:
             owner, _, batch_id = name.rpartition(".")
             if owner and _ID.match(batch_id):
                 found.append((owner, batch_id))
+        self._watch.keep(frozenset(_leases(owner, batch_id) for owner, batch_id in found))
         return found
 
     def close(self, request: BatchRequest) -> None:
@@ -85,8 +87,9 @@ class KeptBatches:
 
     def take(self, owner: str, batch_id: str, holder: str, lease_s: float) -> BatchLease | None:
         """None while another replica works on it."""
-        folder = f"{owner}/batches/{batch_id}/leases"
-        return BatchLease.take(self._store, folder, holder, now_s=time.time(), lease_s=lease_s)
+        return BatchLease.take(
+            self._store, _leases(owner, batch_id), holder, now_s=time.time(), lease_s=lease_s, watch=self._watch
+        )
 
     def add_results(self, request: BatchRequest, lease: int, part: int, results: Sequence[LineResult]) -> None:
         lines = b"".join(msgspec.json.encode(result) + b"\n" for result in results)
@@ -114,3 +117,7 @@ def result_file_id(request: BatchRequest, kind: str) -> str:
 
 def _folder(request: BatchRequest) -> str:
     return f"{request.owner}/batches/{request.id}"
+
+
+def _leases(owner: str, batch_id: str) -> str:
+    return f"{owner}/batches/{batch_id}/leases"

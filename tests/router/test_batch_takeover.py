@@ -1,6 +1,7 @@
 """A batch whose gateway restarts or crashes, and one that two replicas see."""
 
 import asyncio
+import time
 
 from batch_rig import jsonl, line
 from fake_unit import eventually
@@ -34,6 +35,21 @@ async def test_batch__replica_crashes__another_takes_over_and_no_line_has_two_re
 
     assert ended.status == "completed"
     assert sorted(r["custom_id"] for r in results) == sorted(f"request-{i}" for i in range(60))
+
+
+async def test_batch__replica_crashes_and_the_clock_is_set_back__another_takes_over_as_soon(start, monkeypatch) -> None:
+    """As where a machine starts again with a wrong clock: the batch waited for as long."""
+    unit = await start.unit(token_gap_s=0.02)
+    async with start(unit, flush_s=0.2) as first, start(unit) as second:
+        batch = await first.send(jsonl(*(line(i) for i in range(30))))
+        await eventually(lambda: len(unit.requests) >= 8)
+        (worker,) = [worker for worker in start.workers if worker._running]
+        await crash(worker, monkeypatch)
+        now_s = time.time
+        monkeypatch.setattr(time, "time", lambda: now_s() - 3600)
+        ended = await second.ended(batch.id)
+
+    assert ended.status == "completed"
 
 
 async def crash(worker, monkeypatch) -> None:
