@@ -46,6 +46,10 @@ def ray_environment(
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
         # A replica whose loop stands is ended at once: asked gently, it would have until the end of its drain.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        # What workers say, the lines of `gateway.request_log` among it, goes into one file each that grows for ever:
+        # without a bound of one's own Ray begins no new ones.
+        "RAY_ROTATION_MAX_BYTES": str(64 * 1024**2),
+        "RAY_ROTATION_BACKUP_COUNT": "4",
         # Ray's default of 15 lets any other program starve the engine.
         "RAY_worker_niceness": "0",
         # A raylet that stands for some 65 s, as where its disk or its machine does, is taken for a lost node by Ray's
