@@ -3,7 +3,7 @@
 import os
 import sys
 
-from pdmux_actor.backends.native import ENGINE_ENVIRONMENT
+from pdmux_actor.serving.engine_environment import ENGINE_ENVIRONMENT
 
 
 def in_engine_environment() -> None:

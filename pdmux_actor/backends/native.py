@@ -45,6 +45,7 @@ from pdmux_actor.serving.commands import (
     Tokens,
     WeightsRead,
 )
+from pdmux_actor.serving.engine_environment import ENGINE_ENVIRONMENT
 from pdmux_actor.serving.engine_log import ask_for_stacks, read_line
 from pdmux_actor.serving.engine_watch import EngineWatch, WatchSettings
 from pdmux_actor.serving.frames import FrameReader, framed
@@ -52,18 +53,6 @@ from pdmux_actor.serving.own_program import own_program
 from profiler.probe import LaunchShape
 
 logger = logging.getLogger(__name__)
-
-_KEPT_PRODUCTS = "256"
-ENGINE_ENVIRONMENT: Mapping[str, str] = {
-    # Looks of an OpenMP thread for its next product before it sleeps: about half a millisecond, longer than between two
-    # products of a step. libgomp's own 300,000 would keep a core from the other lane for milliseconds.
-    "GOMP_SPINCOUNT": "20000",
-    # Products of which oneDNN, and torch above it on each thread, keep the code: one for each number of rows and shape
-    # of weights. With their own 1024 an engine grows for an hour, by more than a gigabyte that no plan counts.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": _KEPT_PRODUCTS,
-    "LRU_CACHE_CAPACITY": _KEPT_PRODUCTS,
-}
-"""Read when libraries are loaded."""
 
 _READ_BYTES = 256 * 1024
 _LAST_LINES = 20

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from pdmux_actor.backends.native import ENGINE_ENVIRONMENT
+from pdmux_actor.serving.engine_environment import ENGINE_ENVIRONMENT
 
 _PRODUCTS = """
 import psutil, torch
