@@ -15,9 +15,11 @@ from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.host_memory_models import sleepers_of
 from deploy.control.leases import LeaseBook
 from deploy.control.model_needs import ModelNeeds, explain_also
-from deploy.control.plan_choice import Needs, Solution
+from deploy.control.model_turns import ModelTurns
+from deploy.control.plan_choice import Needs
 from deploy.control.plan_migration import PlanMigration
 from deploy.control.plan_requests import Asked, PlanRequests
+from deploy.control.plan_solution import Solution
 from deploy.control.plan_verdict import verdict_on
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.pool_scaling import PoolScaling, ScaledPool
@@ -74,6 +76,7 @@ class ControlLoop:
         self._fleet = Fleet(self._timing, self._rules, self._leases, stood_s)
         self._migration = PlanMigration(self._fleet, self._rules)
         self._rollout = WeightsRollout(self._fleet, self._leases, self._history)
+        self._turns = ModelTurns()
         self.scaling = PoolScaling(self._fleet, self._history, epoch_s)
         parts = (self._popularity, self._history, self._scale_to_zero, self._migration.transition, self._fleet)
         self._succession = Succession(*parts, self.scaling)
@@ -173,10 +176,7 @@ class ControlLoop:
         registry = self._fleet.registry
         if not registry.is_complete() and now_s - self._started_s < self._timing.warm_up_s:
             return None
-        return self._catalog_version, registry.num_changes, self._num_gateways(now_s)
-
-    def _num_gateways(self, now_s: float) -> int:
-        return max(1, self._popularity.num_gateways(now_s))
+        return self._catalog_version, registry.num_changes, self._popularity.num_gateways(now_s)
 
     def fleet_view(self, now_s: float) -> FleetView | None:
         """None while a fresh control loop may not have heard of all units."""
@@ -187,7 +187,7 @@ class ControlLoop:
             models=tuple(m.card() for m in self._catalog.models),
             units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in self._fleet.registry),
             stream_token=self._stream_token,
-            num_gateways=self._num_gateways(now_s),
+            num_gateways=self._popularity.num_gateways(now_s),
         )
 
     def status(self, now_s: float) -> FleetStatus:
@@ -296,6 +296,7 @@ class ControlLoop:
             return
         self._need_plan(self._rollout.look(self._catalog, self._migration, now_s))
         self._need_plan(self.scaling.settle(self._migration.goal, self._catalog.placed, now_s))
+        self._need_plan(self._turns.look(self._model_needs(), self._migration.transition, self._rules, now_s))
         if self._why is not None:
             self._ask_for_plan(self._requests, self._why, now_s)
         elif news is not None or now_s - self._looked_s >= self._rules.replan_every_s:
@@ -327,8 +328,8 @@ class ControlLoop:
 
     def _ask_for_plan(self, requests: PlanRequests, why: str, now_s: float) -> None:
         if requests.may_ask(now_s):
-            self._why = None
-            requests.ask(self._task(now_s), why, now_s)
+            self._why, task = None, self._task(now_s)
+            requests.ask(replace(task, needs=replace(task.needs, turn=self._turns.turn)), why, now_s)
 
     def _task(self, now_s: float) -> PlanTask:
         known = self._model_needs()
@@ -352,9 +353,8 @@ class ControlLoop:
             requests.look(task, why, now_s)
 
     def _may_follow(self, task: PlanTask) -> bool:
-        return not self._migration.is_busy and bool(
-            self._rules.replan != "off" or task.needs.homeless(self._migration.goal)
-        )
+        is_needed = task.needs.homeless(self._migration.goal) > 0
+        return not self._migration.is_busy and (self._rules.replan != "off" or is_needed)
 
     def _hear_planner(self, now_s: float) -> bool:
         """True if it had a plan. What was found for demand is not looked at where a plan is due for another reason."""

@@ -32,15 +32,16 @@ class ControlRules:
 
     `replan`: "auto" follows demand, "shadow" only records what it would do, "off" does neither; "scratch" follows
     demand as if nothing were loaded yet, the baseline that shows what looking at the current plan is worth.
-    `replan_every_s`: between two looks at demand, unless a rate jumps. `min_gain`: the share of demand that a plan must
-    serve in addition to be worth moving for; where it serves no less, so is a gain of `min_model_gain` of one model's
-    demand, either if a minute of it is more than what the moves interrupt; or a gain of `min_saved_per_gib_s` late
-    requests per second for each GiB of weights that is read for it.
-    `min_residency_s`: a replica stays at least so long. `max_moves_per_min`: loads of models that are served already.
-    `stale_s`: older demand moves nothing. `max_deaths` of one place of a unit, or with one model loading, within
-    `deaths_window_s` take it out for `out_s`. `learn`: plans are corrected by what units measure. `part_neighbours`:
-    they count on what models were seen to lose to each other. `ceilings` bound the nodes of all pools that follow
-    demand.
+    `replan_every_s`: between two looks at demand, unless a rate jumps. `min_gain`: the share of demand that a plan
+    must serve in addition to be worth moving for; where it serves no less, so is a gain of `min_model_gain` of one
+    model's demand, either if a minute of it is more than what the moves interrupt; or a gain of
+    `min_saved_per_gib_s` late requests per second for each GiB of weights that is read for it. `min_residency_s`: a
+    replica stays at least so long, unless a model without a place waits. `max_moves_per_min`: loads of models that
+    are served already. `stale_s`: older demand moves nothing. `max_deaths` of one place of a unit, or with one
+    model loading, within `deaths_window_s` take it out for `out_s`. `learn`: plans are corrected by what units
+    measure. `part_neighbours`: they count on what models were seen to lose to each other. `ceilings` bound the
+    nodes of all pools that follow demand. `hold_s`: gateways refuse what has waited so long for a model without a
+    place.
     """
 
     replan: Replan = "auto"
@@ -57,9 +58,10 @@ class ControlRules:
     deaths_window_s: float = 600.0
     out_s: float = 300.0
     ceilings: Ceilings = field(default_factory=Ceilings)
+    hold_s: float = 30.0
 
 
-def rules_of(placement: PlacementSection) -> ControlRules:
+def rules_of(placement: PlacementSection, *, hold_s: float) -> ControlRules:
     return ControlRules(
         replan=placement.replan,
         replan_every_s=placement.replan_every_s,
@@ -69,4 +71,5 @@ def rules_of(placement: PlacementSection) -> ControlRules:
         learn=placement.learn,
         part_neighbours=placement.part_neighbours,
         ceilings=Ceilings(max_cost_per_hour=placement.max_cost_per_hour, max_gpus=placement.max_gpus),
+        hold_s=hold_s,
     )

@@ -16,12 +16,12 @@ from router.admission.demand_report import ModelAsked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """`phases` has one entry per unit that has the model on its device or on the way there. `problem` says why it is
-    not served, and the remedy. `is_asleep`: nobody asks for it, and no device holds it. `asleep_on`: units whose host
-    memory holds its weights. `rate_per_s` is what the control loop plans for. `progress` is the load's that is ahead.
-    `asked` sums what gateways count; None: none has been heard of lately. `weight_bytes` is 0 where it is not known.
-    `with_other_weights` counts replicas that have others yet than the fleet file names, `with_its_weights` those that
-    serve these.
+    """`phases` has one entry per unit that has the model on its device or on the way there. `problem` says why it
+    is not served, and the remedy. `is_asleep`: no device holds it, since nobody asks for it or others have their
+    turn. `asleep_on`: units whose host memory holds its weights. `rate_per_s` is what the control loop plans for.
+    `progress` is the load's that is ahead. `asked` sums what gateways count; None: none has been heard of lately.
+    `weight_bytes` is 0 where it is not known. `with_other_weights` counts replicas that have others yet than the
+    fleet file names, `with_its_weights` those that serve these.
     """
 
     model: str

@@ -50,32 +50,55 @@ class ModelNeeds:
         kept = {u.unit_id: sum(p.quota_blocks for p in u.models) for u in kept_plan(self.goal, self.catalog)}
         awake = [m for m in self.catalog.placed if m.id not in asleep]
         rested_s = now_s - rules.min_residency_s
-        last_used_s, pinned = self.scale_to_zero.last_used_s, self.fleet.pinned()
-        sleepers = [m.id for m in awake if m.settings.replicas.min == 0 and last_used_s(m.id) < rested_s]
+        pinned = self.fleet.pinned()
+        used_s = {m.id: self.last_used_s(m.id) for m in awake if m.settings.replicas.min == 0}
+        guests = sorted(used_s.keys() & set(self.guests()), key=lambda m: (used_s[m], m))
         return Needs(
             units=tuple(
                 without_blocks(self.fleet.learning.corrected(u.capacity), kept.get(u.unit_id, 0))
                 for u in self.fleet.usable(now_s)
             ),
             models=tuple(p for p in (self._placement(m, pinned, now_s) for m in awake) if p is not None),
-            sleepers=tuple(sorted(sleepers, key=lambda m: (last_used_s(m), m))),
+            sleepers=tuple(m for m in guests if used_s[m] < rested_s),
+            guests=tuple(guests),
+            latecomers=tuple(sorted(used_s.keys() - set(guests), key=lambda m: (-self.rate_per_s(m), m))),
             unknown=frozenset(m.id for m in self.catalog.placed if m.spec is None),
         )
 
+    def guests(self) -> list[str]:
+        """Returns models that shall have a place, for as long as they are used."""
+        placed = {p.model for u in self.goal.units for p in u.models}
+        return [m.id for m in self.catalog.placed if m.settings.replicas.min == 0 and m.id in placed]
+
+    def waiting(self, now_s: float) -> list[str]:
+        """Returns models without a place that could have one for a while, and have requests."""
+        placed = {p.model for u in self.goal.units for p in u.models}
+        out = [m for m in self.catalog.placed if m.settings.replicas.min == 0 and m.spec and m.id not in placed]
+        told = ((m.id, self._asked(m.id, now_s)) for m in out if self.fleet.held_back(m.id, now_s) is None)
+        return [model for model, asked in told if asked is not None and asked.held]
+
+    def last_used_s(self, model: str) -> float:
+        """An adapter is used with its base."""
+        return max(map(self.scale_to_zero.last_used_s, self._family(model)))
+
+    def rate_per_s(self, model: str) -> float:
+        return sum(self.popularity.demand(m).rate_per_s for m in self._family(model))
+
     def asked(self, now_s: float) -> Mapping[str, ModelAsked]:
         """Returns what gateways count of each model that is placed, its adapters' requests among them."""
-        told: dict[str, ModelAsked] = {}
-        for model in self.catalog.placed:
-            family = (model.id, *(m.id for m in self.catalog.adapters_of(model.id)))
-            counted = [c for c in (self.popularity.asked(m, now_s) for m in family) if c is not None]
-            if counted:
-                told[model.id] = replace(reduce(added, counted), model=model.id)
-        return told
+        told = ((m.id, self._asked(m.id, now_s)) for m in self.catalog.placed)
+        return {model: asked for model, asked in told if asked is not None}
+
+    def _asked(self, model: str, now_s: float) -> ModelAsked | None:
+        counted = [c for c in (self.popularity.asked(m, now_s) for m in self._family(model)) if c is not None]
+        return replace(reduce(added, counted), model=model) if counted else None
+
+    def _family(self, model: str) -> tuple[str, ...]:
+        return model, *(a.id for a in self.catalog.adapters_of(model))
 
     def counted(self) -> Mapping[str, int]:
         """Returns how many requests were heard of for each model that is placed, its adapters' among them."""
-        placed = {m.id: (m.id, *(a.id for a in self.catalog.adapters_of(m.id))) for m in self.catalog.placed}
-        return {place: sum(self.popularity.counted(m) for m in family) for place, family in placed.items()}
+        return {m.id: sum(map(self.popularity.counted, self._family(m.id))) for m in self.catalog.placed}
 
     def placement(self, model: CatalogModel, now_s: float) -> PlacementModel | None:
         return self._placement(model, self.fleet.pinned(), now_s)

@@ -1,13 +1,13 @@
-"""Defines what the fleet should hold: what is planned for, and a solver's answer to it."""
+"""Defines what the fleet should hold: what is planned for, and the goal that an answer to it makes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from placement.estimation.memory import bytes_for_models, resident_bytes_on
 from placement.plan import ModelPlacement, Plan, UnitCapacity, UnitPlan
 from placement.plan_steps import Fits
-from placement.problem import PlacementModel, Solver
+from placement.problem import PlacementModel
 
 _SAME_DEMAND = 0.05
 _SAME_RATE_PER_S = 0.005
@@ -15,19 +15,35 @@ _QUOTA_SHIFT = 0.25  # of a quota: less is left to the units, which lend each ot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceTurn:
+    """`waiting` models get places, who has waited longest first; `yielding` ones give up theirs, in this order, as far
+    as that makes room.
+    """
+
+    waiting: tuple[str, ...] = ()
+    yielding: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Holds what is planned for. `sleepers` may give up their places to models that have none, in this order. Models of
-    `unknown` shape are not planned for, and stay where they are.
+    """Holds what is planned for. Of models that may be scaled to zero, `guests` have a place, used longest ago first,
+    and `latecomers` have none, asked for most first: where there is not room for all, a latecomer gets one only by
+    `turn`. `sleepers` are guests that nobody has used lately. Models of `unknown` shape are not planned for, and stay
+    where they are.
     """
 
     units: tuple[UnitCapacity, ...]
     models: tuple[PlacementModel, ...]
     sleepers: tuple[str, ...] = ()
+    guests: tuple[str, ...] = ()
+    latecomers: tuple[str, ...] = ()
+    turn: PlaceTurn = field(default_factory=PlaceTurn)
     unknown: frozenset[str] = frozenset()
 
     def resembles(self, other: "Needs") -> bool:
         """A plan for one would be a plan for the other: demand differs by no more than chance makes it."""
-        return (self.units, self.sleepers) == (other.units, other.sleepers) and are_like(self.models, other.models)
+        mine, others = ((n.units, n.sleepers, set(n.latecomers), n.turn) for n in (self, other))
+        return mine == others and are_like(self.models, other.models)
 
     def memory_test(self) -> Fits:
         """Builds a test of which models fit a unit, by memory beside the pool. Models that are not planned for are on
@@ -77,26 +93,6 @@ def _is_like(one: PlacementModel, other: PlacementModel) -> bool:
     ]
     is_close = all(math.isclose(a, b, rel_tol=_SAME_DEMAND, abs_tol=nothing) for a, b, nothing in figures)
     return is_close and one.target == other.target and replace(one, demand=then) == other
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """`put_to_sleep`: models that the plan leaves out, though they could stay if there were room."""
-
-    plan: Plan
-    put_to_sleep: tuple[str, ...] = ()
-
-
-def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
-    plan = solver.solve(needs.units, needs.models, current)
-    gone: list[str] = []
-    for sleeper in needs.sleepers:
-        if not needs.homeless(plan):
-            break
-        gone.append(sleeper)
-        needs = replace(needs, models=tuple(m for m in needs.models if m.model != sleeper))
-        plan = solver.solve(needs.units, needs.models, current)
-    return Solution(plan=plan, put_to_sleep=tuple(gone))
 
 
 def goal_of(found: Plan, kept: Mapping[str, tuple[ModelPlacement, ...]], unit_ids: Iterable[str]) -> Plan:

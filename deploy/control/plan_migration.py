@@ -6,7 +6,8 @@ from dataclasses import replace
 from deploy.control.control_rules import ControlRules
 from deploy.control.cordons import left_on, part_of
 from deploy.control.model_needs import kept_plan
-from deploy.control.plan_choice import Needs, Solution, goal_of, same_places
+from deploy.control.plan_choice import Needs, goal_of, same_places
+from deploy.control.plan_solution import Solution
 from deploy.control.transition import Transition, failed_move, without_replica, without_unit
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import Catalog

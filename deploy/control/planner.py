@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from deploy.control.plan_choice import Needs, Solution, are_like, solve
+from deploy.control.plan_choice import Needs, are_like
+from deploy.control.plan_solution import Solution, solve
 from deploy.control.plan_worth import Appraisal, Appraiser, PlanLook
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan

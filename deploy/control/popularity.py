@@ -139,8 +139,8 @@ class Popularity:
             gateway.heard_s = self.heard_s = now_s
 
     def num_gateways(self, now_s: float) -> int:
-        """Returns how many gateways were heard from lately."""
-        return sum(now_s - g.heard_s <= _GATEWAY_QUIET_S for g in self._gateways.values())
+        """Returns how many gateways were heard from lately, at least one."""
+        return max(1, sum(now_s - g.heard_s <= _GATEWAY_QUIET_S for g in self._gateways.values()))
 
     def advance(self, now_s: float) -> frozenset[str]:
         """Averages what was counted; the models whose rate has jumped. Without reports nothing is learnt."""

@@ -58,12 +58,14 @@ def _model_state(
     statuses = [t.status for t in told if t.status.asleep is None]
     error = model.problem or next((s.error for s in statuses if s.error is not None), None)
     error = error or needs.fleet.held_back(model.id, now_s)
+    planned, problem = needs.goal.units_of(place), error or needs.goal.unplaced.get(place)
+    has_turns = (needs.catalog.get(place) or model).settings.replicas.min == 0
     return ModelState(
         model=model.id,
         phases=tuple(s.phase for s in statuses),
-        planned_units=needs.goal.units_of(place),
-        problem=error or needs.goal.unplaced.get(place),
-        is_asleep=is_asleep,
+        planned_units=planned,
+        problem=problem,
+        is_asleep=is_asleep or (has_turns and not (statuses or planned or problem)),
         asleep_on=tuple(t.unit_id for t in told if t.status.asleep),
         with_other_weights=sum(t.is_other and t.status.phase not in _WITHOUT_WEIGHTS for t in told),
         with_its_weights=sum(not t.is_other and t.status.phase is ModelPhase.READY for t in told),

@@ -46,7 +46,8 @@ class Transition:
     """Takes every step whose time has come. A load waits for room and, if its model is served already, for the move
     budget; a drain waits until another replica is ready and its own has stayed long enough; a unit's last quotas wait
     until nothing on it comes or goes. Steps are worked out anew each time: what fails meanwhile is simply not there.
-    What leaves a unit that is drained waits neither for its residency nor for the move budget.
+    What leaves a unit that is drained waits neither for its residency nor for the move budget, what makes room for a
+    model that is nowhere not for its residency.
     """
 
     def __init__(self, rules: ControlRules) -> None:
@@ -70,6 +71,10 @@ class Transition:
     def restore(self, replicas: Iterable[KeptReplica], moves_s: Iterable[float]) -> None:
         self._placed_s |= {(r.unit_id, r.model): r.placed_s for r in replicas}
         self._moves_s.extendleft(reversed(tuple(moves_s)))
+
+    def placed_s(self, unit_id: str, model: str) -> float:
+        """Returns since when a replica is there, as far as that counts."""
+        return self._placed_s.get((unit_id, model), float("-inf"))
 
     def release(self, unit_id: str, model: str) -> None:
         """A replica has stayed for long enough."""
@@ -134,10 +139,9 @@ class Transition:
                 return has_stayed and attempt.is_ready_elsewhere(step.unit_id, step.model)
 
     def _has_stayed(self, step: DrainModelStep, attempt: "_Attempt", now_s: float) -> bool:
-        if attempt.is_drained(step.unit_id):
+        if attempt.is_drained(step.unit_id) or attempt.is_awaited(step.unit_id):
             return True
-        placed_s = self._placed_s.get((step.unit_id, step.model), float("-inf"))
-        return now_s - placed_s >= self.rules.min_residency_s
+        return now_s - self.placed_s(step.unit_id, step.model) >= self.rules.min_residency_s
 
     def _has_budget(self, now_s: float) -> bool:
         while self._moves_s and now_s - self._moves_s[0] > _MINUTE_S:
@@ -175,7 +179,8 @@ class _Attempt:
         self._fits = fits
         self._lingering = lingering
         self._unplaced = goal.unplaced
-        self._wanted = {p.model for u in goal.units for p in u.models}
+        self._comes_to = {u.unit_id: {p.model for p in u.models} for u in goal.units}
+        self._wanted = {m for models in self._comes_to.values() for m in models}
         self._held: dict[str, dict[str, int]] = {u.unit_id: {} for u in goal.units}
         self._held |= {u.unit_id: {p.model: p.quota_blocks for p in u.models} for u in current.units}
         self._homes: dict[str, set[str]] = {}
@@ -209,6 +214,10 @@ class _Attempt:
 
     def is_drained(self, unit_id: str) -> bool:
         return unit_id in self._drained
+
+    def is_awaited(self, unit_id: str) -> bool:
+        """A model that is nowhere comes to the unit."""
+        return not all(self._homes.get(m) for m in self._comes_to.get(unit_id, ()))
 
     def flees(self, model: str) -> bool:
         """It has a replica on a unit that is drained."""

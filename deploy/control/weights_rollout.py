@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from deploy.control.decision_history import DecisionHistory
 from deploy.control.leases import LeaseBook
-from deploy.control.plan_choice import Solution
 from deploy.control.plan_migration import PlanMigration
+from deploy.control.plan_solution import Solution
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import Catalog
 from pdmux_actor.lease import ModelAssignment, ModelPhase, ModelStatus, UnitReport

@@ -160,7 +160,7 @@ class PlacementSection(Section):
     min_gain: Annotated[float, Field(ge=0, le=1)] = 0.02
     """Share of demand that a plan must serve in addition to be worth moving for."""
     min_residency_s: Annotated[float, Field(ge=0)] = 60.0
-    """A replica stays at least so long."""
+    """A replica stays at least so long, unless a model that has none waits for its place."""
     max_moves_per_min: PositiveInt = 6
     """Loads of models that are served already."""
     learn: bool = True
@@ -186,7 +186,7 @@ class GatewaySection(Section):
     """Requests of one model that may wait in one gateway replica; more are answered 429 with Retry-After."""
     hold_s: PositiveFloat = 30.0
     """How long a request waits for its turn (then 429) or for its model to become ready (then 503), unless it brings a
-    target of its own."""
+    target of its own. Models that take turns come round twice in that time."""
     unit_suspect_s: PositiveFloat = 3.0
     """The streams of a unit that says nothing for so long go on on other units that can serve them."""
     unit_lost_s: PositiveFloat = 10.0

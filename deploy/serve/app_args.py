@@ -92,6 +92,7 @@ class ControllerConfig(Args):
     placement: PlacementSection = PlacementSection()
     name: str = "fleet"
     state: StateSection = StateSection()
+    hold_s: float = 30.0
     expected_units: dict[str, int]
     profiles: dict[str, str] | None = None
     """Of the pools that have one: what their units are planned by."""

@@ -382,7 +382,7 @@ class Controller:
             expected_units=self._config.expected_units,
             planner=self._planner_for(self._config.placement.solver, self._profiles),
             costs=self._costs,
-            rules=rules_of(self._config.placement),
+            rules=rules_of(self._config.placement, hold_s=self._config.hold_s),
             scaling=scaled_pools(self._config.pools or {}, self._seasons),
         )
         self._waiting.look()

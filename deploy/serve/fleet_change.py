@@ -79,7 +79,8 @@ def _catalog(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[
             yield f"model {model}: removed"
         elif changed := sorted(_differences(old[model], new[model], "")):
             yield f"model {model}: {', '.join(changed)}"
-    rest = [{k: v for k, v in config.items() if k != "models"} for config in (running, wanted)]
+    told = ("models", "hold_s")  # the latter with the gateways
+    rest = [{k: v for k, v in config.items() if k not in told} for config in (running, wanted)]
     yield from sorted(_differences(rest[0], rest[1], ""))
 
 

@@ -85,6 +85,7 @@ def logical_cpus(fleet: FleetFile) -> float:
 def controller_config(fleet: FleetFile) -> ControllerConfig:
     return ControllerConfig.of(
         fleet.engine,
+        fleet.gateway,
         fleet,
         expected_units={p.name: p.num_units for p in fleet.pools},
         profiles=dict(profiles_of(fleet)) or None,

@@ -118,7 +118,7 @@ def led_by_control_loop(
             # No search is cut short: the same plans on any machine.
             planner=make_planner(solver, costs.estimator),
             costs=costs,
-            rules=rules_of(fleet.placement),
+            rules=rules_of(fleet.placement, hold_s=fleet.gateway.hold_s),
             scaling=scaled,
         )
         supply = NodeSupply(

@@ -1,6 +1,6 @@
 """Explains why no unit takes a model, and the smallest change that would make one take it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from placement.estimation.memory import bytes_for_models, divides, pool_blocks_beside, resident_bytes_on
@@ -63,8 +63,15 @@ def refusal(
             assert rule is not None, "a unit that lacks nothing takes the model"
             return f"unit {closest.unit.unit_id} has room, but {rule}"
         reason = f"{closest.shortage.reason} (unit {closest.unit.unit_id})"
-    fits_alone = any(_lack(_shortfall(model, unit, ())) == 0 for unit, _ in able)
-    return f"{reason}; {'add a unit, or ' if fits_alone else ''}{_remedy(closest)}"
+    has_room = fits_alone(model, [unit for unit, _ in able])
+    beside = "add a unit, have models take turns (replicas.min: 0), or " if has_room else ""
+    return f"{reason}; {beside}{_remedy(closest)}"
+
+
+def fits_alone(model: PlacementModel, units: Iterable[UnitCapacity]) -> bool:
+    """Says whether one of the units would take the model if it held no other."""
+    able = (unit for unit in units if divides(model.spec, unit.num_gpus) and engine_refusal(model, unit) is None)
+    return any(_lack(_shortfall(model, unit, ())) == 0 for unit in able)
 
 
 def engine_refusal(model: PlacementModel, unit: UnitCapacity) -> NativeRefusal | None:

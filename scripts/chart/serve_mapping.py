@@ -45,7 +45,12 @@ _RENAMED: Mapping[str, str] = {
 }
 _SECTIONS: Mapping[type[Args], Sequence[tuple[str, type[BaseModel]]]] = {
     UnitShape: (("pool", PoolSection), ("engine", EngineSection), ("fleet", FleetFile)),
-    ControllerConfig: (("engine", EngineSection), ("placement", PlacementSection), ("fleet", FleetFile)),
+    ControllerConfig: (
+        ("engine", EngineSection),
+        ("placement", PlacementSection),
+        ("fleet", FleetFile),
+        ("gateway", GatewaySection),
+    ),
     GatewayArgs: (("gateway", GatewaySection), ("fleet", FleetFile)),
 }
 _COMPUTED_OPTIONS = frozenset({"num_replicas", "ray_actor_options", "user_config", "graceful_shutdown_timeout_s"})

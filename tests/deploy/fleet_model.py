@@ -99,6 +99,7 @@ class FakeUnit:
     asleep: set[str] = field(default_factory=set)
     loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
     origins: dict[str, WeightsOrigin] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
 
     @property
     def bases(self) -> dict[str, str | None]:
@@ -130,7 +131,7 @@ class FakeUnit:
                 models=tuple(
                     ModelLoad(
                         model=m,
-                        running=0,
+                        running=self.running.get(m, 0),
                         waiting=0,
                         used_blocks=0,
                         quota_blocks=quotas.get(m, 0),
@@ -224,6 +225,7 @@ class World:
         self._started_units = 0
         self._asked: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
+        self.held: dict[str, int] = {}
         self.targets: dict[str, Slo] = {}  # that all requests ask for from now on
         self._targets: dict[str, TargetCounts] = {}
         self.prompt_tokens, self.output_tokens = 100, 10
@@ -308,7 +310,8 @@ class World:
                     requests_total=self._asked.get(m, 0),
                     prompt_tokens_total=self.prompt_tokens * self._asked.get(m, 0),
                     output_tokens_total=self.output_tokens * self._asked.get(m, 0),
-                    waiting=self.waiting.get(m, 0),
+                    waiting=self.waiting.get(m, 0) + self.held.get(m, 0),
+                    held=self.held.get(m, 0),
                     ttft_targets=self._targets.get(m, TargetCounts()).ttft(),
                     tbt_targets=self._targets.get(m, TargetCounts()).tbt(),
                 )

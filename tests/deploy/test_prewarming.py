@@ -51,6 +51,7 @@ def test_prewarming__another_model_is_asked_for_and_has_no_room__takes_the_place
     world = world_with(OFTEN, room=2)
     assert world.serving("rare")
 
+    world.held["other"] = 1
     world.beat(LOOKS, asks={"a": 1, "other": 1})
 
     assert world.serving("other")

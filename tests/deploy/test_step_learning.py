@@ -220,7 +220,7 @@ def test_split__one_unit_with_one_model__blames_the_unit() -> None:
 
 
 def test_rules__fleet_file_says_nothing__are_the_control_loops_own_and_correct_plans() -> None:
-    rules = rules_of(PlacementSection())
+    rules = rules_of(PlacementSection(), hold_s=30.0)
 
     assert rules == ControlRules()
     assert rules.learn

@@ -1,0 +1,195 @@
+"""Units that hold fewer models than are asked for: who waits gets a place in time, by turns."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+from fleet_model import BLOCK_BYTES, HEARTBEAT_S, SPEC, TOTAL_BLOCKS, World, catalog, catalog_model
+
+from deploy.control.control_rules import ControlRules
+from deploy.control.model_turns import turn_length_s
+from deploy.fleet_file.model_catalog import CatalogModel
+from placement.estimation.memory import resident_bytes
+from placement.problem import Solver
+from placement.solvers.memory_greedy import MemoryGreedySolver
+from placement.solvers.search import SearchSolver
+
+HOLD_S = 30.0
+
+
+@dataclass
+class Crowd:
+    """Clients of a fleet: a request is held until its model is ready, then runs for `runs_s`."""
+
+    world: World
+    runs_s: float = 1.0
+    held_since_s: dict[str, list[float]] = field(default_factory=dict)
+    runs_until_s: dict[str, list[float]] = field(default_factory=dict)
+    waits_s: dict[str, list[float]] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def ask(self, model: str) -> None:
+        self.world.ask(model)
+        self.held_since_s.setdefault(model, []).append(self.world.now_s)
+
+    def decided(self) -> list[str]:
+        return self.world.decided("plan")
+
+    def beat(self) -> None:
+        world, now_s = self.world, self.world.now_s
+        for model, since in self.held_since_s.items():
+            if world.serving(model):
+                self.waits_s.setdefault(model, []).extend(now_s - s for s in since)
+                self.runs_until_s.setdefault(model, []).extend(now_s + self.runs_s for _ in since)
+                since.clear()
+            late = [s for s in since if now_s - s > HOLD_S]
+            self.refused[model] = self.refused.get(model, 0) + len(late)
+            since[:] = [s for s in since if now_s - s <= HOLD_S]
+        for until in self.runs_until_s.values():
+            until[:] = [s for s in until if s > now_s]
+        world.held = {m: len(since) for m, since in self.held_since_s.items()}
+        for unit in world.units.values():
+            unit.running = {m: len(self.runs_until_s.get(m, [])) for m in unit.ready()}
+        world.beat()
+
+    def come(self, per_s: Mapping[str, float], *, for_s: float, seed: int = 0) -> None:
+        """Requests of each model, at random."""
+        drawn = random.Random(seed)
+        for _ in range(int(for_s / HEARTBEAT_S)):
+            for model, rate in per_s.items():
+                if drawn.random() < rate * HEARTBEAT_S:
+                    self.ask(model)
+            self.beat()
+
+
+def crowded(
+    *models: str | CatalogModel,
+    solver: Solver,
+    units: int = 1,
+    room: int = 1,
+    blocks: int = TOTAL_BLOCKS,
+) -> Crowd:
+    """Units with room for so many models of the usual size each; those that go by their names may be scaled to zero."""
+    asked = [catalog_model(m, sleeps_after_s=300.0) if isinstance(m, str) else m for m in models]
+    world = World(catalog(*asked), expected_units=units, solver=solver, rules=ControlRules(hold_s=HOLD_S))
+    for _ in range(units):
+        memory_bytes = blocks * BLOCK_BYTES + room * resident_bytes(SPEC)
+        world.start_unit(memory_bytes=memory_bytes, total_blocks=blocks).host_memory_bytes = 8 * SPEC.weight_bytes
+    world.beat(4)
+    return Crowd(world)
+
+
+SOLVED_BY = pytest.mark.parametrize("solver", [SearchSolver(rounds=5), MemoryGreedySolver()], ids=["search", "greedy"])
+
+
+@SOLVED_BY
+def test_turn__place_is_held_by_a_model_that_nobody_asks_for_now__is_given_at_once(solver: Solver) -> None:
+    crowd = crowded("a", "b", solver=solver)
+    for _ in range(5):
+        crowd.ask("a")
+        crowd.come({}, for_s=3.0)
+    assert crowd.world.serving("a")
+
+    crowd.come({}, for_s=5.0)
+    crowd.ask("b")
+    crowd.come({}, for_s=6.0)
+
+    assert len(crowd.waits_s["b"]) == 1
+    assert crowd.waits_s["b"][0] <= 4.0
+    assert any(d.endswith("; a gives up its place") for d in crowd.decided())
+
+
+@SOLVED_BY
+@pytest.mark.parametrize(("models", "units"), [("ab", 1), ("abcdefg", 1), ("abcdefghijkl", 3)])
+def test_turns__all_models_are_asked_for_all_the_time__nobody_is_refused(
+    models: str, units: int, solver: Solver
+) -> None:
+    crowd = crowded(*models, units=units, solver=solver)
+
+    crowd.come({m: 0.5 if m == "a" else 0.05 for m in models}, for_s=200.0)
+
+    assert sum(crowd.refused.values()) == 0, crowd.refused
+
+
+@SOLVED_BY
+def test_turns__one_model_always_has_a_place__the_others_take_turns_beside_it(solver: Solver) -> None:
+    crowd = crowded(catalog_model("always"), *"abc", room=2, solver=solver)
+    unserved = 0
+    for _ in range(20):
+        crowd.come(dict.fromkeys("abc", 0.2), for_s=5.0)
+        unserved += not crowd.world.serving("always")
+
+    assert unserved == 0
+    assert sum(crowd.refused.values()) == 0, crowd.refused
+
+
+@SOLVED_BY
+def test_turns__pool_has_room_for_fewer_models_than_memory__nobody_is_refused(solver: Solver) -> None:
+    crowd = crowded(*"abcde", room=8, blocks=300, solver=solver)
+
+    crowd.come(dict.fromkeys("abcde", 0.2), for_s=100.0)
+
+    assert len(crowd.world.units["u1"].ready()) < 4
+    assert sum(crowd.refused.values()) == 0, crowd.refused
+
+
+@SOLVED_BY
+def test_turn__large_model_waits__as_many_small_ones_leave_as_it_takes(solver: Solver) -> None:
+    large = replace(SPEC, num_layers=2 * SPEC.num_layers)
+    assert resident_bytes(SPEC) < resident_bytes(large) <= 2 * resident_bytes(SPEC)
+    crowd = crowded("a", "b", catalog_model("z", spec=large, sleeps_after_s=300.0), room=2, solver=solver)
+    crowd.come({"a": 1.0, "b": 1.0}, for_s=20.0)
+    assert crowd.world.serving("a")
+    assert crowd.world.serving("b")
+
+    crowd.ask("z")
+    crowd.come({"a": 1.0, "b": 1.0}, for_s=HOLD_S)
+
+    assert len(crowd.waits_s["z"]) == 1
+    assert sum(crowd.refused.values()) == 0
+
+
+def test_turn__other_models_have_several_replicas__one_of_them_makes_room() -> None:
+    both = catalog_model("a", sleeps_after_s=300.0, replicas=2)
+    crowd = crowded(both, "b", units=2, solver=MemoryGreedySolver())
+    crowd.come({"a": 2.0}, for_s=20.0)
+    crowd.ask("b")
+    crowd.come({"a": 2.0}, for_s=HOLD_S)
+
+    assert len(crowd.waits_s["b"]) == 1
+    assert len(crowd.world.serving("a")) == 1
+
+
+def test_turn__no_unit_could_ever_hold_it__nobody_leaves_for_it() -> None:
+    huge = replace(SPEC, num_layers=64 * SPEC.num_layers)
+    crowd = crowded("a", catalog_model("z", spec=huge, sleeps_after_s=300.0), solver=MemoryGreedySolver())
+    crowd.ask("a")
+    crowd.come({}, for_s=10.0)
+    crowd.ask("z")
+    crowd.come({}, for_s=20.0)
+
+    assert crowd.world.serving("a")
+    assert len(crowd.decided()) <= 8, "it is not tried all the time"
+    states = {m.model: m for m in crowd.world.loop.status(crowd.world.now_s).models}
+    assert "MiB" in (states["z"].problem or "")
+
+
+@SOLVED_BY
+def test_turns__model_has_none_now__is_asleep_and_lacks_nothing(solver: Solver) -> None:
+    crowd = crowded("a", "b", solver=solver)
+    crowd.come({"a": 1.0, "b": 1.0}, for_s=20.0)
+
+    crowd.come({}, for_s=10.0)
+    states = crowd.world.loop.status(crowd.world.now_s).models
+
+    assert sorted(m.state for m in states) == ["asleep", "ready"]
+    assert [m.problem for m in states] == [None, None]
+
+
+def test_turn_length__many_wait__all_come_to_their_places_twice_within_hold_s() -> None:
+    rules = ControlRules(hold_s=60.0)
+
+    assert turn_length_s(1, 1, rules) == 15.0
+    assert turn_length_s(9, 3, rules) * (9 + 3) / 3 == 30.0
+    assert turn_length_s(1, 1, ControlRules(hold_s=6000.0)) == rules.min_residency_s
