@@ -1,6 +1,7 @@
 """Defines the messages of control loop and unit: a unit registers by its first heartbeat; the answer is a lease."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pdmux_actor.messages import LoadReport, Slo
@@ -75,8 +76,9 @@ class ModelAssignment:
 class Lease:
     """`version` grows with every change; a unit applies the newest it has seen. `stream_token` authenticates gateways
     on the unit's frame stream. `asleep` models keep their weights in host memory when they have left the device, if
-    the unit has them and can; whatever else is there is forgotten. `pool_blocks` is the size of a KV pool that has none
-    of its own; a unit that holds a model keeps the one it has.
+    the unit has them and can; whatever else is there is forgotten. `pool_blocks` is the size of a KV pool that has
+    none of its own; a unit that holds a model keeps the one it has. `finish_s`: how long streams of models that
+    leave have to end, where that is less than the unit gives them.
     """
 
     version: int
@@ -85,6 +87,7 @@ class Lease:
     stream_token: str
     asleep: tuple[ModelAssignment, ...] = ()
     pool_blocks: int | None = None
+    finish_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class ModelPhase(StrEnum):

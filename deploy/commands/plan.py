@@ -113,7 +113,7 @@ def plan(
     if picture is not None and plot is not None:
         picture.draw(plot, planned, found)
         console.print(f"wrote {plot}")
-    if planned.plan.unplaced or broken or (size is not None and not size.is_enough):
+    if planned.plan.unplaced or broken or (size is not None and (size.left_out or not size.is_enough)):
         raise typer.Exit(1)
 
 
@@ -129,7 +129,8 @@ def _show_plan(
 ) -> None:
     console.print(estimate_table(planned, found))
     if size is not None:
-        console.print(size_line(size), soft_wrap=True, style=None if size.is_enough else "red")
+        is_found = size.is_enough and not size.left_out
+        console.print(size_line(size, len(planned.models)), soft_wrap=True, style=None if is_found else "red")
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
         console.print(line, soft_wrap=True)
     for line in why_units_are_empty(found, planned):

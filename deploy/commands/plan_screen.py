@@ -114,11 +114,13 @@ def served_line(planned: PlannedFleet, found: FleetEstimate) -> str:
     )
 
 
-def size_line(size: FleetSize) -> str:
+def size_line(size: FleetSize, num_models: int) -> str:
+    if len(size.left_out) == num_models:
+        return _hopeless(size)
     nodes = ", ".join(f"{count} of {pool}" for pool, count in size.nodes.items())
     told = f"{nodes} for {size.cost_per_hour:g} per hour: {size.attainment:.2%} of requests predicted in time"
     if size.left_out:
-        told += f", without those of {', '.join(size.left_out)}, whose SLO no pool meets at any size"
+        told += f", without those of {', '.join(size.left_out)}. {_hopeless(size)}"
     if size.is_enough and size.is_cut:
         return f"enough nodes, found until --time-budget ended; there may be cheaper ones: {told}"
     if size.is_enough:
@@ -127,6 +129,11 @@ def size_line(size: FleetSize) -> str:
         f"no number of nodes is enough; the best found: {told}. Raise --budget, --most-nodes, --time-budget or the "
         "replicas.max of models, or ask for less"
     )
+
+
+def _hopeless(size: FleetSize) -> str:
+    models = ", ".join(size.left_out)
+    return f"No pool meets the SLO of {models} at any size: loosen its slo.ttft_s or slo.tbt_s, or add faster GPUs"
 
 
 def steps_line(steps: Sequence[Step], cost: MoveCost) -> str:

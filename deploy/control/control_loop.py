@@ -149,15 +149,16 @@ class ControlLoop:
             self._need_plan(f"unit {report.unit_id} was told to leave")
         self._fleet.learn(report, self._costs.host_s_of(report), now_s)
         self._tick(now_s, is_news=before is None or before.report.models != report.models)
-        lease = self._leases.current(report.unit_id)
-        if lease is not None and report.is_leaving:  # who leaves keeps its lease to the end
-            return lease
+        if report.is_leaving and (lease := self._leases.current(report.unit_id)) is not None:
+            return lease  # it keeps that to the end
         placements = self._migration.plan.models_of(report.unit_id)
         asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
         wanted = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
         rights = RolloutRights(may_change=self._is_settled, may_interrupt=not self._is_plan_due)
         models = self._rollout.in_turn(report, wanted, self._catalog, self._migration, rights, now_s)
-        return self._leases.renew(report, models, self._catalog.policy, asleep, registry.pool_blocks(report.unit_id))
+        finish_s = self._turns.finish_s(report, self._catalog.place_of)
+        pool_blocks = registry.pool_blocks(report.unit_id)
+        return self._leases.renew(report, models, self._catalog.policy, asleep, pool_blocks, finish_s)
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
         """Takes in what a gateway has been asked for; it comes with each of its questions for the view."""
@@ -206,8 +207,8 @@ class ControlLoop:
 
     def is_settled(self, unit_id: str, now_s: float) -> bool:
         """Says whether nothing is to change on a unit: one that came, or one that was told to leave."""
-        fleet, goal = self._fleet.at(now_s), self._migration.goal
-        return is_settled(unit_id, fleet, goal, is_plan_due=self._is_plan_due, now_s=now_s)
+        goal, is_due = self._migration.goal, self._is_plan_due
+        return is_settled(unit_id, self._fleet.at(now_s), goal, is_plan_due=is_due, now_s=now_s)
 
     @property
     def cordons(self) -> Cordons:
@@ -353,8 +354,8 @@ class ControlLoop:
             requests.look(task, why, now_s)
 
     def _may_follow(self, task: PlanTask) -> bool:
-        is_needed = task.needs.homeless(self._migration.goal) > 0
-        return not self._migration.is_busy and (self._rules.replan != "off" or is_needed)
+        way = self._migration
+        return not way.is_busy and bool(self._rules.replan != "off" or task.needs.homeless(way.goal))
 
     def _hear_planner(self, now_s: float) -> bool:
         """True if it had a plan. What was found for demand is not looked at where a plan is due for another reason."""
@@ -380,8 +381,7 @@ class ControlLoop:
 
     def _adopt_plan(self, solution: Solution, asked: Asked, why: str, now_s: float) -> None:
         if self._migration.set_out(self._rollout.without_wishes(solution), self._catalog, asked.task.needs.unknown):
-            gone = "".join(f"; {m} gives up its place" for m in solution.put_to_sleep)
-            self._history.note(now_s, "plan", why + gone)
+            self._history.note(now_s, "plan", why + self._turns.give_way(solution.put_to_sleep))
 
     def _advance(self, now_s: float) -> None:
         for unit_id, model in self._migration.give_up_failed(now_s):

@@ -1,5 +1,8 @@
 """The leases given out, with versions that only grow."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from pdmux_actor.lease import Lease, ModelAssignment, ModelStatus, UnitReport
 
 
@@ -31,13 +34,14 @@ class LeaseBook:
         policy: str,
         asleep: tuple[ModelAssignment, ...] = (),
         pool_blocks: int | None = None,
+        finish_s: Mapping[str, float] = MappingProxyType({}),
     ) -> Lease:
         """The same lease again while nothing in it changes and the unit has seen nothing newer."""
         old = self._leases.get(report.unit_id)
         if (
             old is not None
             and (old.models, old.policy, old.asleep) == (models, policy, asleep)
-            and old.pool_blocks == pool_blocks
+            and (old.pool_blocks, old.finish_s) == (pool_blocks, finish_s)
             and report.lease_version <= old.version
         ):
             return old
@@ -49,6 +53,7 @@ class LeaseBook:
             stream_token=self._stream_token,
             asleep=asleep,
             pool_blocks=pool_blocks,
+            finish_s=dict(finish_s),
         )
         self._leases[report.unit_id] = lease
         return lease

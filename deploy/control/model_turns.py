@@ -1,16 +1,17 @@
 """Lets models take turns where units hold fewer than are asked for: who waits for a place, and who may give one up."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.model_needs import ModelNeeds
 from deploy.control.plan_choice import PlaceTurn
 from deploy.control.transition import Transition
-from pdmux_actor.lease import ModelPhase
+from pdmux_actor.lease import ModelPhase, UnitReport
 
 _IDLE_S = 2.0  # a client that sends one request after the other pauses for less
 _LEAST_TURN_S = 1.0
+_FINISH_SHARE = 0.7  # of hold_s: what is left is for the load
 _TRIED_AGAIN_S = 5.0
 
 
@@ -25,41 +26,60 @@ class Guest:
 
 
 class ModelTurns:
-    """Gateways refuse what has waited for `hold_s`: all that are asked for are to have a place twice as often, however
+    """Gateways refuse what has waited for `hold_s`: all that are asked for are to come to a place within it, however
     seldom they are asked for. Who is not used now gives way at once, others after a turn: who is asked for least, or
-    once somebody has waited for half of `hold_s`, who has had its place longest.
+    once somebody has waited for half of `hold_s`, who has had its place longest. Streams that run then may
+    go on until the first that waits has waited for most of `hold_s`, at least for another turn; what is left of them
+    goes on when their model's turn comes again.
     """
 
     def __init__(self) -> None:
         self._waits_since_s: dict[str, float] = {}
         self._ready_since_s: dict[str, float] = {}
         self._tried_s = float("-inf")
+        self._given_s = 0.0
+        self._finish_s: dict[str, float] = {}
         self.turn = PlaceTurn()
 
     def look(self, known: ModelNeeds, transition: Transition, rules: ControlRules, now_s: float) -> str | None:
         """Works out whose `turn` it is, and returns why a plan is due for it, if one is: where there is no room, not
         again and again.
         """
-        before = self.turn
+        before, self.turn, is_first = self.turn, PlaceTurn(), not self._waits_since_s
         waiting = known.waiting(now_s)
         self._waits_since_s = {m: self._waits_since_s.get(m, now_s) for m in waiting}
-        self.turn = self._due(list(_guests(known, transition, now_s)), rules, now_s) if waiting else PlaceTurn()
+        if not waiting and not self._finish_s:
+            return None
+        placed = known.guests()
+        self._finish_s = {m: s for m, s in self._finish_s.items() if m not in placed}
+        guests, turn_s = list(_guests(known, transition, now_s)), turn_length_s(len(waiting), len(placed), rules)
+        # A turn begins when the model is ready: it would go by while it loads. Nobody noted that before anybody waited.
+        known_s = {g.model: g.placed_s if is_first else now_s for g in guests}
+        self._ready_since_s = known_s | {m: s for m, s in self._ready_since_s.items() if m in placed and not is_first}
+        self.turn = self._due(guests, turn_s, rules, now_s)
         if not self.turn.waiting or (self.turn == before and now_s - self._tried_s < _TRIED_AGAIN_S):
             return None
         self._tried_s = now_s
         first = self.turn.waiting[0]
-        return f"{', '.join(self.turn.waiting)} waited for a place, {first} {now_s - self._waits_since_s[first]:.0f} s"
+        waited_s = now_s - self._waits_since_s[first]
+        self._given_s = max(turn_s, _FINISH_SHARE * rules.hold_s - waited_s)
+        return f"{', '.join(self.turn.waiting)} waited for a place, {first} {waited_s:.0f} s"
 
-    def _due(self, guests: Iterable[Guest], rules: ControlRules, now_s: float) -> PlaceTurn:
+    def give_way(self, models: Sequence[str]) -> str:
+        """Notes that these leave, for those whose turn it is if it is anybody's, and says so."""
+        if self.turn.waiting:
+            self._finish_s |= dict.fromkeys(models, self._given_s)
+        return "".join(f"; {model} gives up its place" for model in models)
+
+    def finish_s(self, report: UnitReport, place_of: Callable[[str], str]) -> dict[str, float]:
+        """Returns how long streams of models that give way on a unit have to end, with those of their adapters."""
+        there = {s.model: place_of(s.model) for s in report.models if s.phase is not ModelPhase.ASLEEP}
+        return {model: self._finish_s[place] for model, place in there.items() if place in self._finish_s}
+
+    def _due(self, guests: Sequence[Guest], turn_s: float, rules: ControlRules, now_s: float) -> PlaceTurn:
         order = sorted(self._waits_since_s, key=lambda m: (self._waits_since_s[m], m))
-        has_place, is_first = {g.model: g for g in guests}, not self._ready_since_s
-        # A turn begins when the model is ready: it would go by while it loads. Nobody noted that before anybody waited.
-        self._ready_since_s = {
-            m: g.placed_s if is_first else self._ready_since_s.get(m, now_s) for m, g in has_place.items()
-        }
-        turn_s = turn_length_s(len(order), len(has_place), rules)
-        idle = [g for g in has_place.values() if now_s - g.last_used_s >= _IDLE_S]
-        served = [g for g in has_place.values() if g not in idle and now_s - self._ready_since_s[g.model] >= turn_s]
+        idle = [g for g in guests if now_s - g.last_used_s >= _IDLE_S]
+        served = [g for g in guests if g not in idle and now_s - self._ready_since_s[g.model] >= turn_s]
         patient = [m for m in order[len(idle) :] if now_s - self._waits_since_s[m] >= turn_s]
         waiting = (*order[: len(idle)], *patient[: len(served)])
         is_urgent = any(now_s - self._waits_since_s[m] >= rules.hold_s / 2 for m in order)
@@ -70,9 +90,11 @@ class ModelTurns:
 
 
 def turn_length_s(num_waiting: int, num_guests: int, rules: ControlRules) -> float:
-    """W that wait and G with places: each comes to its place every turn_s * (W + G) / G, and that is hold_s / 2."""
+    """W that wait and G with places: each comes to its place every 2 * turn_s * (W + G) / G, as streams have another
+    turn to end, and that is two thirds of hold_s: loads take time, too.
+    """
     share = num_guests / max(1, num_waiting + num_guests)
-    return max(_LEAST_TURN_S, min(rules.min_residency_s, rules.hold_s / 2 * share))
+    return max(_LEAST_TURN_S, min(rules.min_residency_s, rules.hold_s / 3 * share))
 
 
 def _guests(known: ModelNeeds, transition: Transition, now_s: float) -> Iterator[Guest]:

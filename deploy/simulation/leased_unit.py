@@ -43,7 +43,8 @@ class _Held:
 
 class LeasedUnit:
     """Loads are done one at a time and wait for models that leave; a model leaves when its requests have ended, at the
-    latest after `DRAIN_TIMEOUT_S`: those that are left then end with an error and go on elsewhere.
+    latest after `DRAIN_TIMEOUT_S` or what the lease says: those that are left then end with an error and go on
+    elsewhere.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class LeasedUnit:
         self._version = 0
         self._loading: str | None = None
         self._may_sleep: frozenset[str] = frozenset()
+        self._finish_s: Mapping[str, float] = {}
         self._asleep: set[str] = set()
         self._load: LoadReport | None = None
 
@@ -144,7 +146,7 @@ class LeasedUnit:
             return
         self._version = lease.version
         self._wanted = {a.model: a.quota_blocks for a in lease.models}
-        self._may_sleep = frozenset(a.model for a in lease.asleep)
+        self._may_sleep, self._finish_s = frozenset(a.model for a in lease.asleep), lease.finish_s
         self._asleep &= self._may_sleep | self._wanted.keys()
         if lease.policy != self._policy:
             self._policy = lease.policy
@@ -202,7 +204,7 @@ class LeasedUnit:
         if not held.open_requests:
             self._leave(held)
         else:
-            at_last_s = self._agenda.clock.now_s + DRAIN_TIMEOUT_S
+            at_last_s = self._agenda.clock.now_s + self._finish_s.get(held.info.model, DRAIN_TIMEOUT_S)
             self._agenda.at(at_last_s, self._leaving(held, must_be_empty=False))
 
     def _leaving(self, held: _Held, *, must_be_empty: bool) -> Callable[[], None]:

@@ -173,6 +173,9 @@ spec:
 - {name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS, value: "1"}
 # On SIGTERM Ray drains a worker for so long; the head, which runs nothing of ours, goes at once and is back the sooner.
 - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ include "muxfleet.nodeDrainSeconds" . | quote }}}
+# What workers say goes into one file each, five of 64 MiB: without a bound of one's own Ray begins no new ones.
+- {name: RAY_ROTATION_MAX_BYTES, value: "67108864"}
+- {name: RAY_ROTATION_BACKUP_COUNT, value: "4"}
 # Ray's default of 15 lets any other program on the node starve the engine.
 - {name: RAY_worker_niceness, value: "0"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}

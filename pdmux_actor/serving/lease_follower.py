@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
@@ -66,10 +67,10 @@ class HeldModel:
 
 class LeaseFollower:
     """A model that the lease no longer names, or names with other weights, takes no new streams from then on; it leaves
-    the engine when its streams have ended, at the latest after `drain_timeout_s`: into host memory where the lease says
-    so. Loads wait for models that leave: they may need the memory. A load that fails is tried again, with growing
-    pauses. The first load finds the KV pool sized as the lease says. An adapter comes after its base, and leaves before
-    it.
+    the engine when its streams have ended, at the latest after `drain_timeout_s` or what the lease says: into host
+    memory where the lease says so. Loads wait for models that leave: they may need the memory. A load that fails is
+    tried again, with growing pauses. The first load finds the KV pool sized as the lease says. An adapter comes
+    after its base, and leaves before it.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class LeaseFollower:
         self._names: dict[str, tuple[str | None, ...]] = {}  # of their weights
         self._held: dict[str, HeldModel] = {}
         self._may_sleep: dict[str, ModelAssignment] = {}
+        self._finish_s: Mapping[str, float] = {}
         self._slept: dict[str, _Slept] = {}
         self._none_leaving = asyncio.Event()
         self._none_leaving.set()
@@ -110,7 +112,7 @@ class LeaseFollower:
         origins = {assignment.model: assignment.origin for assignment in lease.models}
         self._names = {a.model: a.origin.name(origins.get(a.base or "")) for a in lease.models}
         self._may_sleep = {assignment.model: assignment for assignment in lease.asleep}
-        self._wanted_blocks = lease.pool_blocks
+        self._wanted_blocks, self._finish_s = lease.pool_blocks, lease.finish_s
         for held in self._held.values():
             if held.in_engine:
                 held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
@@ -237,7 +239,7 @@ class LeaseFollower:
     async def _let_go(self, held: HeldModel) -> None:
         """Returns early when the model is wanted again."""
         try:
-            async with asyncio.timeout(self._drain_timeout_s):
+            async with asyncio.timeout(min(self._drain_timeout_s, self._finish_s.get(held.model, math.inf))):
                 while held.open_streams and not self._keeps(held):
                     await held.changed.wait()
                     held.changed.clear()

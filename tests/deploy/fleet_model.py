@@ -100,6 +100,7 @@ class FakeUnit:
     loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
     origins: dict[str, WeightsOrigin] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
+    drained_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def bases(self) -> dict[str, str | None]:
@@ -174,12 +175,15 @@ class FakeUnit:
         return {a.model for a in lease.models if self.origins.get(a.model, a.origin) != a.origin}
 
     def progress(self) -> None:
-        """What leaves is gone, then what loads is ready."""
-        if ModelPhase.DRAINING in self.phases.values():
+        """What leaves is gone once nothing of it runs or its time is up, then what loads is ready."""
+        draining = {m for m, p in self.phases.items() if p is ModelPhase.DRAINING}
+        self.drained_s = {m: self.drained_s.get(m, 0.0) + HEARTBEAT_S for m in draining}
+        if draining:
             assert self.lease is not None
-            may_sleep = {a.model for a in self.lease.asleep}
-            self.asleep |= {m for m, p in self.phases.items() if p is ModelPhase.DRAINING and m in may_sleep}
-            self.phases = {m: p for m, p in self.phases.items() if p is not ModelPhase.DRAINING}
+            limits_s = self.lease.finish_s
+            gone = {m for m in draining if not self.running.get(m) or self.drained_s[m] >= limits_s.get(m, 30.0)}
+            self.asleep |= gone & {a.model for a in self.lease.asleep}
+            self.phases = {m: p for m, p in self.phases.items() if m not in gone}
             return
         loading = [m for m, p in self.phases.items() if p is ModelPhase.LOADING and m not in self.broken]
         self.loaded += [("wake" if m in self.asleep else "load", m) for m in loading]

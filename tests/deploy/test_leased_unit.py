@@ -39,6 +39,22 @@ def test_obey__engine_has_moved_quota_since__quotas_are_the_leases() -> None:
     assert quotas(unit) == {"hot": QUOTA_BLOCKS, "cold": QUOTA_BLOCKS}
 
 
+@pytest.mark.parametrize(("finish_s", "gone_after_s"), [({}, 30.0), ({"hot": 4.0}, 4.0)])
+def test_obey__model_leaves_with_requests_open__goes_when_their_time_is_up(
+    finish_s: dict[str, float], gone_after_s: float
+) -> None:
+    agenda = EventQueue()
+    unit = leased_unit(agenda)
+    serve_ten_seconds(unit, agenda, max_tokens=100_000)
+    began_s = agenda.clock.now_s
+
+    unit.obey(Lease(version=1, models=(), policy="mux", stream_token="", finish_s=finish_s))
+    while any(s.model == "hot" for s in unit.heartbeat().models):
+        assert agenda.step()
+
+    assert agenda.clock.now_s - began_s == pytest.approx(gone_after_s, abs=0.5)
+
+
 @pytest.mark.parametrize("slowdown", [1.0, 1.3])
 def test_unit__slower_than_its_figures__its_heartbeats_tell_by_how_much(slowdown: float) -> None:
     agenda = EventQueue()
@@ -52,14 +68,14 @@ def test_unit__slower_than_its_figures__its_heartbeats_tell_by_how_much(slowdown
     assert factors["decode"] == pytest.approx(slowdown, rel=0.06)
 
 
-def serve_ten_seconds(unit: LeasedUnit, agenda: EventQueue) -> None:
+def serve_ten_seconds(unit: LeasedUnit, agenda: EventQueue, *, max_tokens: int = 500) -> None:
     """Of sixty requests for the hot model."""
     for i in range(60):
         request = GenerateRequest(
             request_id=str(i),
             model="hot",
             prompt_token_ids=tuple(range(300)),
-            sampling=SamplingParams(max_tokens=500, temperature=0.0),
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             slo=SLO,
         )
         assert unit.submit(request)

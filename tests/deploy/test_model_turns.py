@@ -1,6 +1,7 @@
 """Units that hold fewer models than are asked for: who waits gets a place in time, by turns."""
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,39 +20,57 @@ HOLD_S = 30.0
 
 
 @dataclass
+class Stream:
+    """A request: what is left of its answer, and since when no unit works on it."""
+
+    model: str
+    left_s: float
+    waits_since_s: float
+    waited_s: float = 0.0
+    unit_id: str | None = None
+
+
+@dataclass
 class Crowd:
-    """Clients of a fleet: a request is held until its model is ready, then runs for `runs_s`."""
+    """Clients of a fleet: a request is held until its model is ready, and again when that leaves before its end."""
 
     world: World
     runs_s: float = 1.0
-    held_since_s: dict[str, list[float]] = field(default_factory=dict)
-    runs_until_s: dict[str, list[float]] = field(default_factory=dict)
+    streams: list[Stream] = field(default_factory=list)
     waits_s: dict[str, list[float]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
 
     def ask(self, model: str) -> None:
         self.world.ask(model)
-        self.held_since_s.setdefault(model, []).append(self.world.now_s)
+        self.streams.append(Stream(model, self.runs_s, self.world.now_s))
 
     def decided(self) -> list[str]:
         return self.world.decided("plan")
 
     def beat(self) -> None:
-        world, now_s = self.world, self.world.now_s
-        for model, since in self.held_since_s.items():
-            if world.serving(model):
-                self.waits_s.setdefault(model, []).extend(now_s - s for s in since)
-                self.runs_until_s.setdefault(model, []).extend(now_s + self.runs_s for _ in since)
-                since.clear()
-            late = [s for s in since if now_s - s > HOLD_S]
-            self.refused[model] = self.refused.get(model, 0) + len(late)
-            since[:] = [s for s in since if now_s - s <= HOLD_S]
-        for until in self.runs_until_s.values():
-            until[:] = [s for s in until if s > now_s]
-        world.held = {m: len(since) for m, since in self.held_since_s.items()}
-        for unit in world.units.values():
-            unit.running = {m: len(self.runs_until_s.get(m, [])) for m in unit.ready()}
-        world.beat()
+        now_s = self.world.now_s
+        for stream in tuple(self.streams):
+            self._go_on(stream, now_s)
+        running = Counter((s.unit_id, s.model) for s in self.streams)
+        self.world.held = dict(Counter(s.model for s in self.streams if s.unit_id is None))
+        for unit in self.world.units.values():
+            unit.running = {m: running[unit.unit_id, m] for m in unit.phases}
+        self.world.beat()
+
+    def _go_on(self, stream: Stream, now_s: float) -> None:
+        homes = self.world.serving(stream.model)
+        if stream.unit_id is not None and stream.model not in self.world.units[stream.unit_id].phases:
+            stream.unit_id, stream.waits_since_s = None, now_s
+        elif stream.unit_id is not None:
+            stream.left_s -= HEARTBEAT_S
+        if stream.unit_id is None and homes:
+            stream.unit_id, stream.waited_s = homes[0], max(stream.waited_s, now_s - stream.waits_since_s)
+        if stream.left_s <= 0:
+            self.waits_s.setdefault(stream.model, []).append(stream.waited_s)
+            self.streams.remove(stream)
+        elif stream.unit_id is None and now_s - stream.waits_since_s > HOLD_S:
+            self.refused[stream.model] = self.refused.get(stream.model, 0) + 1
+            self.streams.remove(stream)
 
     def come(self, per_s: Mapping[str, float], *, for_s: float, seed: int = 0) -> None:
         """Requests of each model, at random."""
@@ -68,6 +87,7 @@ def crowded(
     solver: Solver,
     units: int = 1,
     room: int = 1,
+    runs_s: float = 1.0,
     blocks: int = TOTAL_BLOCKS,
 ) -> Crowd:
     """Units with room for so many models of the usual size each; those that go by their names may be scaled to zero."""
@@ -77,7 +97,7 @@ def crowded(
         memory_bytes = blocks * BLOCK_BYTES + room * resident_bytes(SPEC)
         world.start_unit(memory_bytes=memory_bytes, total_blocks=blocks).host_memory_bytes = 8 * SPEC.weight_bytes
     world.beat(4)
-    return Crowd(world)
+    return Crowd(world, runs_s)
 
 
 SOLVED_BY = pytest.mark.parametrize("solver", [SearchSolver(rounds=5), MemoryGreedySolver()], ids=["search", "greedy"])
@@ -110,6 +130,37 @@ def test_turns__all_models_are_asked_for_all_the_time__nobody_is_refused(
     crowd.come({m: 0.5 if m == "a" else 0.05 for m in models}, for_s=200.0)
 
     assert sum(crowd.refused.values()) == 0, crowd.refused
+
+
+@SOLVED_BY
+def test_turns__answers_take_longer_than_turns__nobody_is_refused_and_all_come_to_their_ends(solver: Solver) -> None:
+    crowd = crowded("a", "b", "c", solver=solver, runs_s=12.0)
+    for _ in range(4):
+        for model in "abc":
+            crowd.ask(model)
+        crowd.come({}, for_s=60.0)
+
+    assert sum(crowd.refused.values()) == 0, crowd.refused
+    assert {model: len(waits) for model, waits in crowd.waits_s.items()} == {"a": 4, "b": 4, "c": 4}
+
+
+@SOLVED_BY
+def test_turn__stream_does_not_end__gives_way_before_who_waits_is_refused_and_goes_on_later(solver: Solver) -> None:
+    crowd = crowded("a", "b", solver=solver, runs_s=90.0)
+    crowd.ask("a")
+    crowd.come({}, for_s=10.0)
+    crowd.runs_s = 2.0
+    crowd.ask("b")
+    crowd.come({}, for_s=HOLD_S)
+    served_meanwhile = len(crowd.waits_s["b"])
+    crowd.come({}, for_s=120.0)
+
+    assert served_meanwhile == 1
+    assert len(crowd.waits_s["a"]) == 1
+    assert not crowd.refused
+    lease = crowd.world.units["u1"].lease
+    assert lease is not None
+    assert lease.finish_s == {}, "what leaves later has the unit's own time"
 
 
 @SOLVED_BY
@@ -187,9 +238,9 @@ def test_turns__model_has_none_now__is_asleep_and_lacks_nothing(solver: Solver) 
     assert [m.problem for m in states] == [None, None]
 
 
-def test_turn_length__many_wait__all_come_to_their_places_twice_within_hold_s() -> None:
+def test_turn_length__many_wait__all_come_to_their_places_within_hold_s() -> None:
     rules = ControlRules(hold_s=60.0)
 
-    assert turn_length_s(1, 1, rules) == 15.0
-    assert turn_length_s(9, 3, rules) * (9 + 3) / 3 == 30.0
+    assert turn_length_s(1, 1, rules) == 10.0
+    assert 2 * turn_length_s(9, 3, rules) * (9 + 3) / 3 == 40.0
     assert turn_length_s(1, 1, ControlRules(hold_s=6000.0)) == rules.min_residency_s

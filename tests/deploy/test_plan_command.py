@@ -305,6 +305,24 @@ def test_plan__budget_that_does_not_reach__exits_with_1_and_says_what_helps(run)
     assert "no number of nodes is enough" in out
 
 
+@pytest.mark.parametrize("models", [["qwen-8b"], ["llama-70b", "llama-8b", "qwen-8b"]])
+def test_plan__no_pool_meets_the_slo_of_some__exits_with_1_and_names_them(
+    run, tmp_path: Path, models: list[str]
+) -> None:
+    fleet = yaml.safe_load(EXAMPLE.read_text())
+    for model in fleet["models"]:
+        model["source"] = str(EXAMPLE.parent / model["source"])
+        if model["id"] in models:
+            model["slo"] = {"ttft_s": 0.0001, "tbt_s": 0.0001}
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml.safe_dump(fleet))
+
+    code, out, _ = run("plan", file, "--attainment", "0.99", "--price", "large=16,small=40")
+
+    assert code == 1
+    assert f"No pool meets the SLO of {', '.join(sorted(models))} at any size: loosen" in out
+
+
 def test_plan__attainment_and_what_if__tells_what_was_asked_not_what_was_found(run) -> None:
     code, out, _ = run("plan", EXAMPLE, "--attainment", "0.9", "--what-if", "rate.qwen-8b=x2")
 

@@ -199,6 +199,14 @@ def test_read_trace__azure_with_spaces_after_commas__is_read(tmp_path):
     assert [(r.input_tokens, r.output_tokens) for r in read_trace(path).records] == [(5, 6)]
 
 
+def test_read_trace__azure_with_a_column_twice__names_it(tmp_path):
+    header = "TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens"
+    path = write_azure(tmp_path / "bad.csv", "2023-11-16 18:17:03.0,5,6,7", header=header)
+
+    with pytest.raises(BadTraceFile, match="ContextTokens='2 columns'"):
+        read_trace(path)
+
+
 def test_read_trace__azure_without_a_column__names_it(tmp_path):
     path = write_azure(tmp_path / "bad.csv", "2023-11-16 18:17:03.0,5", header="TIMESTAMP,ContextTokens")
 

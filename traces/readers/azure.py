@@ -44,13 +44,13 @@ def iter_records(path: Path, facts: TraceFacts) -> Iterator[TraceRecord]:
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:
     for column in REQUIRED_COLUMNS:
-        if column not in names:
+        if (count := names.count(column)) != 1:
             raise BadTraceFile(
                 path=path,
                 field=column,
                 row=None,
-                value="<missing>",
-                remedy=f"add the column; an Azure trace needs {', '.join(REQUIRED_COLUMNS)}",
+                value="<missing>" if count == 0 else f"{count} columns",
+                remedy=f"have the column once; an Azure trace needs {', '.join(REQUIRED_COLUMNS)}",
             )
 
 

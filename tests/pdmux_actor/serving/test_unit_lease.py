@@ -2,6 +2,7 @@ import asyncio
 import threading
 from dataclasses import replace
 
+import pytest
 from scripted_engine import LAUNCH_LIMITS, step, submitted
 
 from pdmux_actor.lease import LoadProgress, LoadStage
@@ -112,17 +113,18 @@ async def test_unit__models_leave_one_after_the_other__none_waits_for_itself(
     await until(lambda: phases(unit) == {"c": "ready"}, 10.0)
 
 
+@pytest.mark.parametrize(("unit_s", "lease_s"), [(0.05, None), (0.05, 600.0), (600.0, 0.05)])
 async def test_unit__drain_takes_too_long__streams_go_on_elsewhere(
-    make_unit, fake_engine, make_lease, make_request, connect, until, phases
+    make_unit, fake_engine, make_lease, make_request, connect, until, phases, unit_s, lease_s
 ):
-    unit = await make_unit(fake_engine, drain_timeout_s=0.05)
+    unit = await make_unit(fake_engine, drain_timeout_s=unit_s)
     unit.apply_lease(make_lease(1, "tiny"))
     await until(lambda: phases(unit) == {"tiny": "ready"})
     peer = await connect(unit)
     peer.send(Generate(stream=1, request=make_request()))
     await submitted(fake_engine, until)
 
-    unit.apply_lease(make_lease(2))
+    unit.apply_lease(replace(make_lease(2), finish_s={} if lease_s is None else {"tiny": lease_s}))
     await peer.until_finished(1)
 
     assert (peer.deltas[1][-1].finish, peer.deltas[1][-1].retryable) == (FinishReason.ERROR, True)
