@@ -9,9 +9,11 @@ _GIB = 1 << 30
 
 def kv_pool_bytes(asked_gib: float | None) -> int:
     """`asked_gib` None: as much as fits, the same on all GPUs that are large enough."""
-    return int(
-        _GIB * (fitting_gib(torch.cuda.get_device_properties(0).total_memory) if asked_gib is None else asked_gib)
-    )
+    if asked_gib is not None:
+        return int(_GIB * asked_gib)
+    if not torch.cuda.is_available():
+        return 0  # the executor says what is missing
+    return int(_GIB * fitting_gib(torch.cuda.get_device_properties(0).total_memory))
 
 
 def fitting_gib(memory_bytes: int) -> float:

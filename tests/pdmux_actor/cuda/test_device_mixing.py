@@ -27,8 +27,7 @@ from pdmux_actor.executor.cuda import (
     host_reads,
     kv_kernels,
     sampling_kernels,
-    split_list,
-    uniform_kernels,
+    split_kernels,
 )
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner
@@ -148,11 +147,10 @@ class OtherDevice:
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OtherDevice]:
     kernels: dict[str, Kernel] = {}
     for module, names in (
-        (split_list, ("_split_list_kernel",)),
+        (split_kernels, ("_split_list_kernel",)),
         (decode_kernels, ("_split_kernel", "_join_kernel")),
         (kv_kernels, ("_store_kernel", "_gather_kernel")),
-        (sampling_kernels, ("_draw_kernel",)),
-        (uniform_kernels, ("_uniform_kernel",)),
+        (sampling_kernels, ("_draw_kernel", "_uniform_kernel")),
         (triton_operators, ("_rotate_kernel", "_silu_product_kernel", "_norm_kernel")),
     ):
         for name in names:
