@@ -1,10 +1,11 @@
 """Asks a solver what the fleet should hold, and decides who gives way where not all have room."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from deploy.control.plan_choice import Needs
-from placement.estimation.refusal import fits_alone
+from placement.estimation.refusal import fits_alone, refusal
 from placement.plan import Plan
 from placement.problem import Solver
 
@@ -22,31 +23,30 @@ class Solution:
 def solve(solver: Solver, needs: Needs, current: Plan | None) -> Solution:
     if (turned := _turned(solver, needs, current)) is not None:
         return turned
-    plan = solver.solve(needs.units, needs.models, current)
-    if not needs.homeless(plan):
-        return Solution(plan=plan)
-    reasons, late = plan.unplaced, _beyond_room(needs, current)
-    kept, gone = without(needs, late), list[str]()
-    if late:
+    kept = without(needs, _beyond_room(needs, current))
+    plan = solver.solve(kept.units, kept.models, current)
+    if any(not plan.units_of(guest) for guest in needs.guests):  # of the pool there is not enough for all
+        kept = without(needs, set(needs.latecomers))
         plan = solver.solve(kept.units, kept.models, current)
-    for (
-        guest
-    ) in needs.guests:  # to those that always have a place, and who has slept for long to guests that lost theirs
+    gone: list[str] = []
+    # Who always has a place gets one; a guest that lost its own, that of one that nobody has used for long.
+    for guest in needs.guests:
         others = needs.latecomers if guest in needs.sleepers else (*needs.latecomers, *needs.guests)
         if not kept.homeless(plan, but=others):
             break
         gone.append(guest)
         kept = without(kept, {guest})
         plan = solver.solve(kept.units, kept.models, current)
-    return _told(plan, needs, reasons, gone)
+    return _told(plan, needs, gone)
 
 
-def _told(plan: Plan, needs: Needs, reasons: Mapping[str, str], gone: Sequence[str]) -> Solution:
-    """Models that will have their turns lack nothing."""
+def _told(plan: Plan, needs: Needs, gone: Sequence[str]) -> Solution:
+    """Models that will have their turns lack nothing; what no unit could ever hold does, tried or not."""
     turns = {*needs.latecomers, *needs.guests}
-    lacking = [m.model for m in needs.models if m.model not in turns or not fits_alone(m, needs.units)]
-    told = {m: why for m, why in {**reasons, **plan.unplaced}.items() if m in lacking}
-    return Solution(plan=replace(plan, unplaced=told), put_to_sleep=tuple(gone))
+    told = {m: why for m, why in plan.unplaced.items() if m not in turns}
+    out = [m for m in needs.models if m.model in turns and not plan.units_of(m.model)]
+    told |= {m.model: refusal(m, [(u, ()) for u in needs.units]) for m in out if not fits_alone(m, needs.units)}
+    return Solution(plan=replace(plan, unplaced=dict(sorted(told.items()))), put_to_sleep=tuple(gone))
 
 
 def without(needs: Needs, models: Set[str]) -> Needs:
@@ -68,7 +68,7 @@ def _turned(solver: Solver, needs: Needs, current: Plan | None) -> Solution | No
             kept = without(needs, late.union(gone))
             plan = solver.solve(kept.units, kept.models, current)
             if not kept.homeless(plan):
-                return _told(plan, needs, {} if current is None else current.unplaced, gone)
+                return _told(plan, needs, gone)
         waiting = waiting[: len(waiting) // 2]
     return None
 
@@ -100,26 +100,37 @@ class HeldModels:
 
     def __init__(self, needs: Needs, current: Plan | None) -> None:
         self._fits = needs.memory_test()
-        self._held = {
-            u.unit_id: set() if current is None else {p.model for p in current.models_of(u.unit_id)}
-            for u in needs.units
-        }
+        held = {} if current is None else {u.unit_id: {p.model for p in u.models} for u in current.units}
+        self._held = {u.unit_id: held.get(u.unit_id, set()) for u in needs.units}
+        self._homes = Counter(m for models in self._held.values() for m in models)
+        self._least = {m.model: max(1, m.min_replicas) for m in needs.models}
 
     def take(self, model: str, rank: Mapping[str, int]) -> tuple[str, ...] | None:
-        """Puts a model where those of the lowest rank leave for it, and returns who leaves."""
+        """Puts a model where those of the lowest rank leave for it, and returns who leaves for good: one of several
+        replicas goes first, and is no loss.
+        """
         ways = ((unit_id, self._leaving(unit_id, model, rank)) for unit_id in self._held)
         found = [(way, unit_id) for unit_id, way in ways if way is not None]
         if not found:
             return None
-        way, home = min(found, key=lambda f: ([rank[m] for m in reversed(f[0])], f[1]))
-        for held in self._held.values():
-            held.difference_update(way)
+        way, home = min(found, key=lambda f: ([self._order(m, rank) for m in reversed(f[0])], f[1]))
+        leaving = [m for m in way if not self._is_spare(m)]
+        for unit_id, held in self._held.items():
+            held.difference_update(way if unit_id == home else leaving)
+        self._homes.subtract(way)
         self._held[home].add(model)
-        return way
+        return tuple(leaving)
+
+    def _is_spare(self, model: str) -> bool:
+        return self._homes[model] > self._least.get(model, 1)
+
+    def _order(self, model: str, rank: Mapping[str, int]) -> int:
+        return -1 if self._is_spare(model) else rank[model]
 
     def _leaving(self, unit_id: str, model: str, rank: Mapping[str, int]) -> tuple[str, ...] | None:
         wanted = {*self._held[unit_id], model}
-        may_go = sorted(self._held[unit_id] & rank.keys(), key=rank.__getitem__)
+        may_go = [m for m in self._held[unit_id] if self._is_spare(m) or m in rank]
+        may_go.sort(key=lambda m: (self._order(m, rank), m))
         for number in range(len(may_go) + 1):
             if self._fits(unit_id, frozenset(wanted.difference(may_go[:number]))):
                 going = set(may_go[:number])
