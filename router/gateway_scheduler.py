@@ -50,6 +50,7 @@ class GatewayScheduler:
         self._running: dict[str, _Running] = {}
         self._without_unit: dict[str, float] = {}  # of those: since when, of requests that lost theirs
         self._held: dict[str, int] = {}
+        self._held_low: dict[str, int] = {}
 
     def update_view(self, view: FleetView, now_s: float) -> None:
         """Call `pump` after it."""
@@ -81,14 +82,16 @@ class GatewayScheduler:
         return decision
 
     @contextmanager
-    def holding(self, model: str, now_s: float) -> Iterator[None]:
+    def holding(self, model: str, now_s: float, *, gives_way: bool) -> Iterator[None]:
         """A request waits for the first unit of a model of which nothing is known yet, and cannot be offered before."""
         self._held[model] = self._held.get(model, 0) + 1
+        self._held_low[model] = self._held_low.get(model, 0) + gives_way
         self.admission.wakes.held(model, now_s)
         try:
             yield
         finally:
             self._held[model] -= 1
+            self._held_low[model] -= gives_way
 
     def turned_away(self, model: str, *, is_judged: bool) -> int:
         """A full queue was seen before the request was worked on. Returns when to try again."""
@@ -230,6 +233,7 @@ class GatewayScheduler:
             self.gateway_id,
             [*self.admission.waiting(), *lost_theirs],
             held=self._held,
+            held_low=self._held_low,
             before_first=self.admission.num_waiting,
             is_ready=self.is_ready,
             now_s=now_s,

@@ -30,7 +30,8 @@ class ModelTurns:
     seldom they are asked for. Who is not used now gives way at once, others after a turn: who is asked for least, or
     once somebody has waited for half of `hold_s`, who has had its place longest. Streams that run then may
     go on until the first that waits has waited for most of `hold_s`, at least for another turn; what is left of them
-    goes on when their model's turn comes again.
+    goes on when their model's turn comes again. Requests of low priority take no turns: they wait for a place that
+    nobody has used for long.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,12 @@ class ModelTurns:
         # A turn begins when the model is ready: it would go by while it loads. Nobody noted that before anybody waited.
         known_s = {g.model: g.placed_s if is_first else now_s for g in guests}
         self._ready_since_s = known_s | {m: s for m, s in self._ready_since_s.items() if m in placed and not is_first}
-        self.turn = self._due(guests, turn_s, rules, now_s)
+        in_order = sorted(waiting, key=lambda m: (self._waits_since_s[m], m))
+        if any(waiting.values()):
+            self.turn = self._due([m for m in in_order if waiting[m]], guests, turn_s, rules, now_s)
+        else:  # what has low priority has what nobody has used for long
+            rested = [g for g in guests if now_s - g.last_used_s >= rules.min_residency_s]
+            self.turn = PlaceTurn(waiting=tuple(in_order[: len(rested)]), yielding=_longest_unused(rested))
         if not self.turn.waiting or (self.turn == before and now_s - self._tried_s < _TRIED_AGAIN_S):
             return None
         self._tried_s = now_s
@@ -76,17 +82,21 @@ class ModelTurns:
         there = {s.model: place_of(s.model) for s in report.models if s.phase is not ModelPhase.ASLEEP}
         return {model: self._finish_s[place] for model, place in there.items() if place in self._finish_s}
 
-    def _due(self, guests: Sequence[Guest], turn_s: float, rules: ControlRules, now_s: float) -> PlaceTurn:
-        order = sorted(self._waits_since_s, key=lambda m: (self._waits_since_s[m], m))
+    def _due(
+        self, order: Sequence[str], guests: Sequence[Guest], turn_s: float, rules: ControlRules, now_s: float
+    ) -> PlaceTurn:
         idle = [g for g in guests if now_s - g.last_used_s >= _IDLE_S]
         served = [g for g in guests if g not in idle and now_s - self._ready_since_s[g.model] >= turn_s]
         patient = [m for m in order[len(idle) :] if now_s - self._waits_since_s[m] >= turn_s]
         waiting = (*order[: len(idle)], *patient[: len(served)])
         is_urgent = any(now_s - self._waits_since_s[m] >= rules.hold_s / 2 for m in order)
-        idle.sort(key=lambda g: (g.last_used_s, g.model))
         served.sort(key=lambda g: (self._ready_since_s[g.model] if is_urgent else g.rate_per_s, g.model))
-        yielding = idle + served if len(waiting) > len(idle) else idle
-        return PlaceTurn(waiting=waiting, yielding=tuple(g.model for g in yielding)) if waiting else PlaceTurn()
+        busy = tuple(g.model for g in served) if len(waiting) > len(idle) else ()
+        return PlaceTurn(waiting=waiting, yielding=_longest_unused(idle) + busy) if waiting else PlaceTurn()
+
+
+def _longest_unused(guests: Sequence[Guest]) -> tuple[str, ...]:
+    return tuple(g.model for g in sorted(guests, key=lambda g: (g.last_used_s, g.model)))
 
 
 def turn_length_s(num_waiting: int, num_guests: int, rules: ControlRules) -> float:

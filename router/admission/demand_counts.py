@@ -83,20 +83,23 @@ class DemandCounts:
         waiting: Iterable[tuple[AdmissionRequest, float]],
         *,
         held: Mapping[str, int],
+        held_low: Mapping[str, int],
         before_first: Callable[[str], int],
         is_ready: Callable[[str], bool],
         now_s: float,
     ) -> DemandReport:
         """`waiting` are asks with the time they came, or lost their unit: a model that they wait for must not fall
-        asleep, whether or not anybody else asks for it. `held` counts those that could not ask yet, `before_first` asks
-        without a token, on units too.
+        asleep, whether or not anybody else asks for it. `held` counts those that could not ask yet, `held_low` those of
+        low priority among them, `before_first` asks without a token, on units too.
         """
         for model in held:
             self._of(model)
         numbers: dict[str, int] = {}
+        low: dict[str, int] = {}
         oldest_s: dict[str, float] = {}
         for request, since_s in waiting:
             numbers[request.model] = numbers.get(request.model, 0) + 1
+            low[request.model] = low.get(request.model, 0) + request.gives_way
             oldest_s[request.model] = min(oldest_s.get(request.model, since_s), since_s)
         return DemandReport(
             gateway_id=gateway_id,
@@ -107,6 +110,7 @@ class DemandCounts:
                     prompt_tokens_total=totals.prompt_tokens,
                     output_tokens_total=totals.output_tokens,
                     held=held.get(model, 0) + (0 if is_ready(model) else numbers.get(model, 0)),
+                    held_low=held_low.get(model, 0) + (0 if is_ready(model) else low.get(model, 0)),
                     waiting=before_first(model) + held.get(model, 0),
                     oldest_wait_s=now_s - oldest_s.get(model, now_s),
                     shed_total=totals.shed,

@@ -17,7 +17,8 @@ class ModelAsked:
     """Totals since the gateway started, of every request for an offered model: also of those held, shed or failed.
 
     `waiting` requests have no first token yet. `held` ones wait because no unit has the model ready, among them
-    those that lost theirs, with or without a token: they wake a model that is scaled to zero. `oldest_wait_s`: how
+    those that lost theirs, with or without a token: they wake a model that is scaled to zero. `held_low` of them are of
+    low priority. `oldest_wait_s`: how
     long the first that waits at the gateway has done so. `shed` ones were turned away by overload, `no_capacity`
     ones because no unit came in time. `finished` ones were answered to the end; of them `ttft_met` had their first
     token within its target, `tbt_met` every gap, and `in_time` both. These figures, from `shed` on, leave out
@@ -31,6 +32,7 @@ class ModelAsked:
     output_tokens_total: int
     waiting: int = 0
     held: int = 0
+    held_low: int = 0
     oldest_wait_s: float = 0.0
     shed_total: int = 0
     no_capacity_total: int = 0
@@ -42,7 +44,7 @@ class ModelAsked:
     tbt_targets: tuple[TargetCount, ...] = ()
 
 
-_SUMMED = ("waiting", "held", *(f.name for f in fields(ModelAsked) if f.name.endswith("_total")))
+_SUMMED = ("waiting", "held", "held_low", *(f.name for f in fields(ModelAsked) if f.name.endswith("_total")))
 
 
 def added(one: ModelAsked, other: ModelAsked) -> ModelAsked:

@@ -46,7 +46,7 @@ class ContextWait:
         """
         started_s = self._clock()
         patience_s = self.patience_s(caller)
-        with self._scheduler.holding(model, started_s):
+        with self._scheduler.holding(model, started_s, gives_way=not caller.is_judged):
             while (context := self._view.context(model)) is None or context.is_short_for_now(longest):
                 if self._view.card(model) is None:
                     raise ModelNotFound(model=model)

@@ -230,6 +230,7 @@ class World:
         self._asked: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
         self.held: dict[str, int] = {}
+        self.held_low: dict[str, int] = {}
         self.targets: dict[str, Slo] = {}  # that all requests ask for from now on
         self._targets: dict[str, TargetCounts] = {}
         self.prompt_tokens, self.output_tokens = 100, 10
@@ -316,6 +317,7 @@ class World:
                     output_tokens_total=self.output_tokens * self._asked.get(m, 0),
                     waiting=self.waiting.get(m, 0) + self.held.get(m, 0),
                     held=self.held.get(m, 0),
+                    held_low=self.held_low.get(m, 0),
                     ttft_targets=self._targets.get(m, TargetCounts()).ttft(),
                     tbt_targets=self._targets.get(m, TargetCounts()).tbt(),
                 )

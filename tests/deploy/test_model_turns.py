@@ -212,6 +212,24 @@ def test_turn__other_models_have_several_replicas__one_of_them_makes_room() -> N
     assert len(crowd.world.serving("a")) == 1
 
 
+def test_turn__only_requests_of_low_priority_wait__have_a_place_that_nobody_used_for_long() -> None:
+    crowd = crowded("a", "b", solver=MemoryGreedySolver())
+    crowd.ask("a")
+    crowd.come({"a": 0.5}, for_s=60.0)
+    crowd.world.held_low["b"] = 1
+    crowd.ask("b")
+    crowd.come({"a": 0.5}, for_s=HOLD_S - 5.0)
+    during = crowd.world.serving("b")
+    crowd.come({}, for_s=3.0)
+    soon = crowd.world.serving("b")
+    for _ in range(3):
+        crowd.ask("b")
+        crowd.come({}, for_s=24.0)
+
+    assert (during, soon) == ([], [])
+    assert "b" in crowd.waits_s
+
+
 def test_turn__no_unit_could_ever_hold_it__nobody_leaves_for_it() -> None:
     huge = replace(SPEC, num_layers=64 * SPEC.num_layers)
     crowd = crowded("a", catalog_model("z", spec=huge, sleeps_after_s=300.0), solver=MemoryGreedySolver())

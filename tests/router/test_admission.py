@@ -99,10 +99,12 @@ def test_offer__unit_is_busy_for_long__waits_until_its_prefills_are_nearly_done(
     assert isinstance(outcomes(made, next_s)["r"], Admit)
 
 
-def test_offer__no_unit__is_held_and_admitted_when_one_comes() -> None:
+@pytest.mark.parametrize(("priority", "low"), [(Priority.NORMAL, 0), (Priority.LOW, 1)])
+def test_offer__no_unit__is_held_and_admitted_when_one_comes(priority: Priority, low: int) -> None:
     made = scheduler(unit("u", phase=ModelPhase.LOADING))
-    assert made.offer(ask(deadline_s=30.0), 0.0) == Queue()
-    assert made.demand_report(0.0).models[0].held == 1
+    assert made.offer(ask(deadline_s=30.0, priority=priority), 0.0) == Queue()
+    asked = made.demand_report(0.0).models[0]
+    assert (asked.held, asked.held_low) == (1, low)
 
     made.update_view(fleet(unit("u")), 4.0)
 

@@ -53,7 +53,7 @@ def test_demand_report__finished_requests__tell_the_controller_how_many_were_in_
         arrivals.ended("m", output_tokens=1, finished=finished, ttft_met=ttft_met, tbt_met=tbt_met)
 
     (asked,) = arrivals.report(
-        "g", (), held={}, before_first=lambda model: 0, is_ready=lambda model: True, now_s=0.0
+        "g", (), held={}, held_low={}, before_first=lambda model: 0, is_ready=lambda model: True, now_s=0.0
     ).models
     assert (asked.finished_total, asked.ttft_met_total, asked.tbt_met_total, asked.in_time_total) == (3, 2, 2, 1)
 
