@@ -1,6 +1,5 @@
 """Defines the messages of control loop and unit: a unit registers by its first heartbeat; the answer is a lease."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -87,7 +86,7 @@ class Lease:
     stream_token: str
     asleep: tuple[ModelAssignment, ...] = ()
     pool_blocks: int | None = None
-    finish_s: Mapping[str, float] = field(default_factory=dict)
+    finish_s: dict[str, float] = field(default_factory=dict)
 
 
 class ModelPhase(StrEnum):
