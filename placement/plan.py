@@ -60,6 +60,11 @@ class Plan:
     units: tuple[UnitPlan, ...]
     unplaced: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def placed(self) -> frozenset[str]:
+        """Models with a replica."""
+        return frozenset(p.model for u in self.units for p in u.models)
+
     def units_of(self, model: str) -> tuple[str, ...]:
         """Ids of the units that hold a replica of `model`."""
         return tuple(u.unit_id for u in self.units if any(p.model == model for p in u.models))

@@ -70,7 +70,7 @@ def _plan_of(file: Path, units: Sequence[UnitCapacity], models: Sequence[Placeme
     """Raises OptionNotUsable: it is none, or another fleet's."""
     plan = read_plan(file, option="--plan")
     strange = {u.unit_id for u in plan.units} - {u.unit_id for u in units}
-    strange |= {p.model for u in plan.units for p in u.models} - {m.model for m in models}
+    strange |= plan.placed - {m.model for m in models}
     if strange:
         remedy = f"the fleet has no {min(strange)!r}; give a plan of this fleet"
         raise OptionNotUsable(option="--plan", value=file, remedy=remedy)

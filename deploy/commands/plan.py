@@ -176,7 +176,7 @@ def _current_plan(file: Path, fleet: FleetFile, *, choose_meshes: bool) -> Plan:
         remedy = "units change with --choose-meshes; drop one"
         raise OptionNotUsable(option="--current", value=str(file), remedy=remedy)
     plan = read_plan(file, option="--current")
-    units, placed = {u.unit_id for u in plan.units}, {p.model for u in plan.units for p in u.models}
+    units, placed = {u.unit_id for u in plan.units}, plan.placed
     for theirs, ours in ((units, {u.unit_id for u in units_of_fleet(fleet)}), (placed, {m.id for m in fleet.models})):
         if theirs and theirs.isdisjoint(ours):
             remedy = f"it is another fleet's: this one has no {min(theirs)!r}; give a plan of this fleet"

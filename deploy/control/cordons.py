@@ -118,7 +118,7 @@ def beside_pinned(model: PlacementModel, goal: Plan, pinned: Set[str]) -> Placem
 def homeless_without(goal: Plan, found: Plan, unit_ids: Iterable[str], pinned: Set[str]) -> Mapping[str, str]:
     """Returns which models of `unit_ids` would have no replica if `found` were adopted, and why."""
     going = {p.model for unit_id in unit_ids for p in goal.models_of(unit_id)}
-    held = {p.model for u in found.units for p in u.models}
+    held = found.placed
     held |= {p.model for u in goal.units if u.unit_id in pinned for p in u.models}
     nowhere = "it is not planned for now: its checkpoint cannot be read, or it does not load"
     return {m: found.unplaced.get(m, nowhere) for m in sorted(going - held)}

@@ -67,14 +67,14 @@ class ModelNeeds:
 
     def guests(self) -> list[str]:
         """Returns models that shall have a place, for as long as they are used."""
-        placed = {p.model for u in self.goal.units for p in u.models}
+        placed = self.goal.placed
         return [m.id for m in self.catalog.placed if m.settings.replicas.min == 0 and m.id in placed]
 
     def waiting(self, now_s: float) -> Mapping[str, bool]:
         """Returns models without a place that could have one for a while, and have requests: whether any of these is
         not of low priority.
         """
-        placed = {p.model for u in self.goal.units for p in u.models}
+        placed = self.goal.placed
         out = [m for m in self.catalog.placed if m.settings.replicas.min == 0 and m.spec and m.id not in placed]
         told = ((m.id, self._asked(m.id, now_s)) for m in out if self.fleet.held_back(m.id, now_s) is None)
         return {model: asked.held > asked.held_low for model, asked in told if asked is not None and asked.held}

@@ -74,7 +74,7 @@ class Needs:
 
     def homeless(self, plan: Plan, *, but: tuple[str, ...] = ()) -> int:
         """Models that must have a replica and have none."""
-        placed = {p.model for u in plan.units for p in u.models}.union(but)
+        placed = plan.placed.union(but)
         return sum(m.min_replicas > 0 and m.model not in placed for m in self.models)
 
 

@@ -50,20 +50,22 @@ class OutputPart(msgspec.Struct, gc=False):
         return self.text
 
 
+ItemType = Literal[
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+]
+
+
 class InputItem(msgspec.Struct, gc=False):
     """A message, a call of a tool, its output, reasoning, or a reference to one that was answered before, by its `id`;
     each uses some of the fields.
     """
 
-    type: Literal[
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "reasoning",
-        "item_reference",
-    ] = "message"
+    type: Literal[ItemType, "item_reference"] = "message"
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: str | list[InputPart] | None = None

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from router.responses.responses_body import ItemType
+
 
 class InputTokensDetails(BaseModel):
     cached_tokens: int
@@ -53,14 +55,7 @@ class ItemSchema(BaseModel):
     """More fields tell what it says."""
 
     id: str
-    type: Literal[
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "reasoning",
-    ]
+    type: ItemType
 
 
 class ItemList(BaseModel):

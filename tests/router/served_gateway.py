@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 from fake_unit import FakeUnit, eventually, fleet_view
 
+from router.access.api_keys import KeyEntry, KeyRing, make_key
 from router.batches.batch_settings import BatchSettings
 from router.http.app import create_app
 from router.serving.gateway import Gateway
@@ -50,6 +51,13 @@ class ServedGateway:
 
     def show(self, *units: FakeUnit, **overrides) -> None:
         self.gateway.update_view(fleet_view(*units, source=self.folder, **overrides))
+
+    def headers_of_keys(self, *names: str) -> list[dict[str, str]]:
+        """What requests with a new key each bear; from now on these keys are the only ones."""
+        keys = {name: make_key() for name in names}
+        entries = [KeyEntry(key_id=key.key_id, name=name, hash=key.hash) for name, key in keys.items()]
+        self.gateway.access.set_keys(KeyRing(entries))
+        return [{"authorization": f"Bearer {key.secret}"} for key in keys.values()]
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,6 @@ import openai
 import pytest
 from fake_unit import FakeUnit
 
-from router.access.api_keys import KeyEntry, KeyRing, make_key
 from router.errors import ConversationNotFound, GatewaysSilent
 from router.responses.conversations import Conversations
 from router.responses.response_store import ResponseStore, newest
@@ -117,10 +116,7 @@ async def test_conversation__what_is_no_conversation_item_or_turn_of_one__is_ref
 
 async def test_conversation__of_another_key__is_not_there(serve) -> None:
     served = await serve(FakeUnit())
-    keys = {name: make_key() for name in ("ann", "bob")}
-    entries = [KeyEntry(key_id=key.key_id, name=name, hash=key.hash) for name, key in keys.items()]
-    served.gateway.access.set_keys(KeyRing(entries))
-    ann, bob = ({"authorization": f"Bearer {key.secret}"} for key in keys.values())
+    ann, bob = served.headers_of_keys("ann", "bob")
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         path = "/v1/conversations/" + (await http.post("/v1/conversations", json={}, headers=ann)).json()["id"]
         replies = [await http.get(path, headers=who) for who in ({}, bob, ann)]

@@ -5,7 +5,6 @@ import openai
 import pytest
 from fake_unit import FakeUnit
 
-from router.access.api_keys import KeyEntry, KeyRing, make_key
 from router.errors import ResponseNotFound
 from router.openai.foreign_body import message
 from router.responses.response_store import ResponseStore
@@ -38,10 +37,7 @@ async def test_response__read_by_its_id__is_what_was_answered_until_it_is_delete
 
 async def test_response__of_another_key__is_not_there(serve) -> None:
     served = await serve(FakeUnit())
-    keys = {name: make_key() for name in ("ann", "bob")}
-    entries = [KeyEntry(key_id=key.key_id, name=name, hash=key.hash) for name, key in keys.items()]
-    served.gateway.access.set_keys(KeyRing(entries))
-    ann, bob = ({"authorization": f"Bearer {key.secret}"} for key in keys.values())
+    ann, bob = served.headers_of_keys("ann", "bob")
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         path = "/v1/responses/" + (await http.post("/v1/responses", json=BODY, headers=ann)).json()["id"]
         asked = [
