@@ -25,7 +25,8 @@ from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
 from router.responses.response_copies import ResponseCopies
-from router.responses.response_store import ResponseStore, newest
+from router.responses.response_store import ResponseStore
+from router.responses.told_copies import newest
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.console_parts import joined_parts
 from router.telemetry.fleet_metrics import OwnMetrics, merged_exposition, newest_view

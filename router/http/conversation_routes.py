@@ -69,7 +69,7 @@ def _add_conversations(app: FastAPI, asked: _Asked) -> None:
         conversations = asked.conversations(request)
         body = await asked.body(request, ConversationChange)
         found = await conversations.read(conversation_id)
-        found.metadata = body.metadata or {}
+        found.set_metadata(body.metadata or {})
         conversations.keep(found)
         return json_of(found.shown())
 
@@ -100,6 +100,6 @@ def _add_items(app: FastAPI, asked: _Asked) -> None:
     async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
         conversations = asked.conversations(request)
         found = await conversations.read(conversation_id)
-        found.items.remove(found.item(item_id))
+        found.remove(item_id)
         conversations.keep(found)
         return json_of(found.shown())

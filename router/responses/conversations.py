@@ -7,33 +7,12 @@ from typing import Any
 
 import msgspec
 
-from router.errors import ConversationNotFound, InvalidRequest
-from router.openai.chat import MAX_MESSAGES, ChatMessage
-from router.responses.chat_of_responses import messages_of
+from router.errors import InvalidRequest
+from router.openai.chat import MAX_MESSAGES
+from router.responses.conversation import Conversation
 from router.responses.listed_items import with_new_ids
 from router.responses.response_store import ResponseStore
 from router.responses.responses_body import REFERENCE, InputItem
-
-
-class Conversation(msgspec.Struct):
-    id: str
-    created_at: int
-    metadata: dict[str, str]
-    items: list[dict[str, Any]]
-
-    def shown(self) -> dict[str, Any]:
-        told = {"id": self.id, "object": "conversation", "created_at": self.created_at}
-        return {**told, "metadata": self.metadata}
-
-    def messages(self) -> list[ChatMessage]:
-        return messages_of(msgspec.convert(self.items, list[InputItem]))
-
-    def item(self, item_id: str) -> dict[str, Any]:
-        """Raises ConversationNotFound."""
-        for item in self.items:
-            if item["id"] == item_id:
-                return item
-        raise ConversationNotFound(kept_id=item_id, param="item_id")
 
 
 class Conversations:
@@ -53,7 +32,8 @@ class Conversations:
     async def create(self, items: Sequence[InputItem], metadata: dict[str, str]) -> Conversation:
         """Raises InvalidRequest, ResponseNotFound, GatewaysSilent."""
         added = with_new_ids(await meant_items(items, self._store, self._owner))
-        new = Conversation(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=metadata, items=added)
+        new = Conversation(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=metadata, items=[])
+        new.add(added)
         self.keep(new)
         return new
 
@@ -61,7 +41,7 @@ class Conversations:
         """Returns the items as they are kept. Raises InvalidRequest, and what `read` and `meant_items` raise."""
         added = with_new_ids(await meant_items(items, self._store, self._owner))
         conversation = await self.read(conversation_id)
-        conversation.items += added
+        conversation.add(added)
         self.keep(conversation)
         return added
 
@@ -77,7 +57,7 @@ class Conversations:
         kept = self._store.here(conversation_id, self._owner)
         if kept is not None:
             conversation = msgspec.json.decode(kept, type=Conversation)
-            conversation.items += items
+            conversation.add(items)
             self._store.put(conversation_id, self._owner, msgspec.json.encode(conversation))
 
     async def delete(self, conversation_id: str) -> None:

@@ -1,15 +1,19 @@
 """Conversations that gateways keep, and what a response went by, through OpenAI's own SDK."""
 
 import httpx
+import msgspec
 import openai
 import pytest
 from fake_unit import FakeUnit
 
 from router.errors import ConversationNotFound, GatewaysSilent
+from router.responses.conversation import Conversation
 from router.responses.conversations import Conversations
-from router.responses.response_store import ResponseStore, newest
+from router.responses.listed_items import with_new_ids
+from router.responses.response_store import ResponseStore
 from router.responses.responses_body import InputItem
 from router.responses.schemas import ConversationSchema, ItemList
+from router.responses.told_copies import newest
 
 BODY = {"model": "demo/bytes", "max_output_tokens": 4}
 
@@ -159,6 +163,37 @@ async def test_conversation__changed_at_another_gateway__goes_on_from_there() ->
         await gateway.add(made.id, [InputItem(content=str(number))])
 
     assert [m.text for m in (await other.read(made.id)).messages()] == ["0", "1", "2", "3"]
+
+
+async def test_conversation__two_turns_at_two_gateways_at_once__both_are_kept_in_one_order() -> None:
+    stores: list[ResponseStore] = []
+
+    async def ask(kept_id: str, owner: str) -> bytes | None:
+        return newest([copy for store in stores if (copy := store.encoded(kept_id, owner)) is not None])
+
+    stores += [ResponseStore(ask) for _ in range(3)]
+    one, other, third = (Conversations(store, "me") for store in stores)
+    made = await one.create([InputItem(content="0"), InputItem(content="x")], {})
+    for conversations in (other, third):
+        await conversations.read(made.id)
+    for conversations, text in ((one, "a"), (other, "b")):  # both have read it before
+        conversations.append(made.id, with_new_ids([InputItem(content=text), InputItem(content=f"{text}!")]))
+    removing = msgspec.json.decode(stores[2].here(made.id, "me"), type=Conversation)
+    removing.remove(removing.items[1]["id"])
+    removing.set_metadata({"topic": "rain"})
+    third.keep(removing)
+    asked = [m.text for m in (await third.read(made.id)).messages()]
+    pages = [store.fresh_copies()[1] for store in stores]
+    for store in stores:
+        for copy in (copy for page in reversed(pages) for copy in page):
+            store.take(copy)
+    told = [msgspec.json.decode(store.here(made.id, "me"), type=Conversation) for store in stores]
+
+    assert asked == ["0", "a", "a!", "b", "b!"]
+    assert [[m.text for m in each.messages()] for each in told] == [asked] * 3
+    assert [each.metadata for each in told] == [{"topic": "rain"}] * 3
+    await other.add(made.id, [InputItem(content="c")])
+    assert [m.text for m in (await one.read(made.id)).messages()] == [*asked, "c"]
 
 
 async def test_conversation__changed_or_deleted_while_others_are_told__they_are_told_again() -> None:
