@@ -24,6 +24,7 @@ from router.fleet_follower import FleetFollower, NewsRefusals
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
+from router.responses.background import BackgroundResponses
 from router.responses.response_copies import ResponseCopies
 from router.responses.response_store import ResponseStore
 from router.responses.told_copies import newest
@@ -87,6 +88,7 @@ class GatewayIngress:
         self._copies = ResponseCopies(
             self._responses, self._of_all_gateways, gateway_id=self._gateway.scheduler.gateway_id
         )
+        self._background = BackgroundResponses(self._responses, self._of_all_gateways)
         self._news_refusals = NewsRefusals()
         self._cors_origins = cors_origins
         self._batches = batches()
@@ -108,7 +110,7 @@ class GatewayIngress:
             read_fleet=self._read_fleet,
             read_events=self._read_events,
             read_metrics=self._read_metrics,
-            responses=self._responses,
+            responses=self._background,
             spans=self._spans,
             echo_request_id=False,
             cors_origins=self._cors_origins,
@@ -199,6 +201,9 @@ class GatewayIngress:
 
     async def told_responses(self, wanted: Mapping[str, Sequence[str]]) -> list[bytes]:
         return self._copies.told(wanted)
+
+    async def response_events(self, response_id: str, owner: str, after: int) -> tuple[list[bytes], bool] | None:
+        return self._background.events_after(response_id, owner, after)
 
     async def take_responses(self, copies: Sequence[bytes]) -> None:
         self._copies.take(copies)

@@ -11,46 +11,45 @@ from router.anthropic.chat_of_messages import chat_of_messages, read_messages_bo
 from router.anthropic.messages_body import MessagesBody
 from router.anthropic.messages_reply import MessagesReply
 from router.anthropic.schemas import AnthropicError, MessageSchema, TokenCount
-from router.errors import InvalidRequest, UnsupportedParameter
+from router.errors import InvalidRequest
+from router.http.background_routes import RESPONSES_STYLE, add_background_routes, answer_in_background
 from router.http.conversation_routes import CONVERSATION_BODIES, add_conversation_routes
-from router.http.generation_endpoint import answer, parsed
+from router.http.generation_endpoint import answer, answer_asked, entered, parsed
 from router.http.pages import page_of_items
-from router.http.responding import respond
+from router.http.responding import ready
 from router.http.streaming import EventStyle
 from router.openai.chat import ChatCompletionRequest
 from router.openai.document import body_of, responses_of
 from router.openai.reply import new_head
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
+from router.responses.background import BackgroundResponses
 from router.responses.listed_items import items_of_messages
-from router.responses.response_store import ResponseStore
 from router.responses.responses_body import ResponsesBody
 from router.responses.schemas import ItemList, ResponseDeleted, ResponseSchema
 from router.serving.gateway import Gateway
 from router.serving.response import RenewedResponse
 
 _MESSAGES = EventStyle(done=b"", path="/v1/messages", names_errors=True)
-_RESPONSES = EventStyle(done=b"", path="/v1/responses", names_errors=True)
 AGENT_BODIES: Sequence[type[msgspec.Struct]] = (MessagesBody, ResponsesBody, *CONVERSATION_BODIES)
 
 
-def add_agent_routes(app: FastAPI, gateway: Gateway, responses: ResponseStore) -> None:
+def add_agent_routes(app: FastAPI, gateway: Gateway, responses: BackgroundResponses) -> None:
     _add_messages(app, gateway)
     _add_responses(app, gateway, responses)
-    add_conversation_routes(app, gateway, responses)
+    add_background_routes(app, gateway, responses)
+    add_conversation_routes(app, gateway, responses.store)
 
 
-def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None:
+def _add_responses(app: FastAPI, gateway: Gateway, responses: BackgroundResponses) -> None:
+    store = responses.store
+
     @app.post("/v1/responses", openapi_extra=body_of(ResponsesBody), **responses_of(ResponseSchema))
     async def create_response(request: Request) -> Response:
-        return await answer(request, gateway, AskedResponse.parse, _respond, _RESPONSES)
-
-    @app.get("/v1/responses/{response_id}", **responses_of(ResponseSchema, 404, 503))
-    async def retrieve_response(response_id: str, request: Request) -> Response:
-        owner = gateway.access.identify(request.headers).caller.key_id
-        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
-            raise UnsupportedParameter("'stream' is not implemented: an answer is read whole.", param="stream")
-        return Response(await store.document(response_id, owner), media_type="application/json")
+        asked, who = await entered(request, gateway, AskedResponse.parse)
+        if asked.body.background:
+            return await answer_in_background(request, gateway, asked, who, responses)
+        return await answer_asked(request, gateway, asked, who, _respond, RESPONSES_STYLE)
 
     @app.get("/v1/responses/{response_id}/input_items", **responses_of(ItemList, 400, 404, 503))
     async def list_input_items(response_id: str, request: Request) -> Response:
@@ -64,7 +63,7 @@ def _add_responses(app: FastAPI, gateway: Gateway, store: ResponseStore) -> None
         return ResponseDeleted(id=response_id)
 
     async def _respond(asked: AskedResponse, caller: Caller) -> RenewedResponse:
-        return await respond(gateway, asked, caller, store, may_ask_priority=True)
+        return await (await ready(asked, caller, store)).answer(gateway, store)
 
 
 def _add_messages(app: FastAPI, gateway: Gateway) -> None:

@@ -55,6 +55,7 @@ from router.openai.schemas import (
     Version,
 )
 from router.openai.tokenize_requests import DetokenizeBody
+from router.responses.background import BackgroundResponses
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
 from router.telemetry.tracing import RequestSpans
@@ -101,7 +102,7 @@ def create_app(
     read_decisions: ReadDecisions | None = None,
     read_fleet: ReadFleet | None = None,
     read_metrics: ReadMetrics | None = None,
-    responses: ResponseStore | None = None,
+    responses: BackgroundResponses | None = None,
     read_events: ReadEvents | None = None,
     spans: RequestSpans | None = None,
     echo_request_id: bool = True,
@@ -112,9 +113,9 @@ def create_app(
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
     add the `x-request-id` header to responses by themselves. Browsers' pages from `cors_origins` ("*": from anywhere)
-    may call the API. `responses` keeps conversations where other gateways keep some, too. Without `batches` the gateway
-    keeps none, nor files.
+    may call the API. Without `batches` the gateway keeps none, nor files.
     """
+    responses = responses or BackgroundResponses(ResponseStore())
     service = BatchService(batches, line_endpoints(gateway), gateway.metrics.batches)
     app = FastAPI(
         title="muxfleet",
@@ -122,7 +123,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_lifespan(gateway, feed, service),
+        lifespan=_lifespan(gateway, feed, service, responses),
     )
     if cors_origins:
         app.add_middleware(
@@ -143,7 +144,7 @@ def create_app(
     app.add_exception_handler(RouterError, _on_router_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     _add_generation_routes(app, gateway)
-    add_agent_routes(app, gateway, responses or ResponseStore())
+    add_agent_routes(app, gateway, responses)
     add_tokenize_routes(app, gateway)
     add_batch_routes(app, gateway, service)
     _add_model_routes(app, gateway)
@@ -288,11 +289,11 @@ def _add_events_route(app: FastAPI, gateway: Gateway, read_events: ReadEvents) -
 
 
 def _lifespan(
-    gateway: Gateway, feed: Feed | None, service: BatchService
+    gateway: Gateway, feed: Feed | None, service: BatchService, responses: BackgroundResponses
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        beside = [asyncio.ensure_future(service.run())]
+        beside = [asyncio.ensure_future(service.run()), asyncio.ensure_future(responses.run())]
         if feed is not None:
             beside.append(asyncio.ensure_future(feed(gateway)))
         try:

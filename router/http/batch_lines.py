@@ -6,7 +6,7 @@ from typing import TypeVar
 from router.batches.line_runner import AskLine
 from router.errors import InvalidRequest
 from router.http.generation_endpoint import ForGeneration
-from router.http.responding import respond
+from router.http.responding import ready
 from router.openai.body import SMALL_BODY_BYTES, parse_body
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
@@ -36,8 +36,11 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
     async def answer_response(body: bytes, caller: Caller, owner: str) -> bytes:
         asked = AskedResponse.parse(body)
         _check(gateway, asked, owner)
+        if asked.body.background:
+            raise InvalidRequest("A batch is in the background as it is: leave 'background' out.", param="background")
         store = ResponseStore()  # no line goes on from another
-        return await (await respond(gateway, asked, caller, store, may_ask_priority=False)).document()
+        response = await ready(asked, caller, store, may_ask_priority=False)
+        return await (await response.answer(gateway, store)).document()
 
     async def embed(body: bytes, caller: Caller, owner: str) -> bytes:
         asked = EmbeddingsRequest.parse(body)

@@ -42,7 +42,7 @@ ParsedT = TypeVar("ParsedT", bound=ForModel)
 RequestT = TypeVar("RequestT", bound=ForGeneration)
 
 
-def _caller(request: Request, who: AccessGrant) -> Caller:
+def caller_of(request: Request, who: AccessGrant) -> Caller:
     traceparent = getattr(request.state, "traceparent", "")
     return replace(who.caller, request_id=request.state.request_id, traceparent=traceparent)
 
@@ -65,12 +65,29 @@ async def answer(
     accept: Callable[[RequestT, Caller], Awaitable[RenewedResponse]],
     style: EventStyle | None = None,
 ) -> Response:
-    """Answers with a generation. The caller is known before the body is read, which `parse` does."""
+    """Answers with a generation."""
+    asked, who = await entered(request, gateway, parse)
+    return await answer_asked(request, gateway, asked, who, accept, style)
+
+
+async def entered(request: Request, gateway: Gateway, parse: Callable[[bytes], ParsedT]) -> tuple[ParsedT, AccessGrant]:
+    """Returns what is asked, and by whom. The caller is known before the body is read, which `parse` does."""
     who = gateway.access.identify(request.headers)
     asked = await parsed(request, gateway, parse)
     who = gateway.access.enter(who, asked.model)
     request.state.tenant = who.caller.tenant
-    accepting = accept(asked, _caller(request, who))
+    return asked, who
+
+
+async def answer_asked(
+    request: Request,
+    gateway: Gateway,
+    asked: RequestT,
+    who: AccessGrant,
+    accept: Callable[[RequestT, Caller], Awaitable[RenewedResponse]],
+    style: EventStyle | None = None,
+) -> Response:
+    accepting = accept(asked, caller_of(request, who))
     if not asked.streams:
         return await _whole(request, accepting, who)
     return await _stream(request, gateway, asked.model, accepting, who, style or EventStyle())
@@ -83,11 +100,8 @@ async def answer_whole(
     accept: Callable[[ParsedT, Caller], Awaitable[WholeAnswer]],
 ) -> Response:
     """Answers as `answer` does, what is never streamed."""
-    who = gateway.access.identify(request.headers)
-    asked = await parsed(request, gateway, parse)
-    who = gateway.access.enter(who, asked.model)
-    request.state.tenant = who.caller.tenant
-    return await _whole(request, accept(asked, _caller(request, who)), who)
+    asked, who = await entered(request, gateway, parse)
+    return await _whole(request, accept(asked, caller_of(request, who)), who)
 
 
 async def body_of_request(request: Request, gateway: Gateway) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 from router.errors import InvalidRequest
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import message
-from router.openai.reply import Choice, new_head
+from router.openai.reply import Choice, ReplyHead, new_head
 from router.request_terms import Caller
 from router.responses.chat_of_responses import chat_of_responses, messages_of
 from router.responses.conversations import Conversations, meant_items
@@ -59,19 +59,26 @@ class AskedResponse:
         """`history` is what was said before, as the store has it. Raises InvalidRequest."""
         return chat_of_responses(self.body, history)
 
-    def reply(self, model: str, history: Sequence[ChatMessage], store: ResponseStore, caller: Caller) -> ResponsesReply:
-        head = new_head("resp_", model, service_tier=caller.service_tier if self.body.service_tier else None)
+    def head(self, model: str, caller: Caller) -> ReplyHead:
+        return new_head("resp_", model, service_tier=caller.service_tier if self.body.service_tier else None)
 
+    def reply(
+        self, head: ReplyHead, history: Sequence[ChatMessage], store: ResponseStore, caller: Caller
+    ) -> ResponsesReply:
         def keep(choice: Choice, answer: dict[str, Any]) -> None:
+            if self.body.store is not False:
+                is_kept = keep_answer(choice, answer)
+                if self.body.background and not is_kept:
+                    return  # it was cancelled, or deleted
             if self.body.conversation_id is not None:
                 turn = [*with_new_ids(self.body.input), *answer["output"]]
                 Conversations(store, caller.key_id).append(self.body.conversation_id, turn)
-            if self.body.store is False:
-                return
+
+        def keep_answer(choice: Choice, answer: dict[str, Any]) -> bool:
             calls = [(call.call_id, call.name, call.arguments) for call in choice.tool_calls]
             said = message("assistant", choice.text, calls=calls, reasoning=choice.reasoning or None)
             items = {item["id"]: msgspec.convert(item, InputItem) for item in answer["output"]}
             conversation = [*history, *messages_of(self.body.input), said]
-            store.keep(head.reply_id, caller.key_id, conversation, items, msgspec.json.encode(answer))
+            return store.keep(head.reply_id, caller.key_id, conversation, items, msgspec.json.encode(answer))
 
         return ResponsesReply(head, self.body, keep)

@@ -22,8 +22,9 @@ from router.responses.responses_body import (
 
 def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> ChatCompletionRequest:
     """`history` is what was said before this input. Raises InvalidRequest, UnsupportedParameter."""
-    if body.background:
-        raise UnsupportedParameter("'background' is not implemented: wait for the answer.", param="background")
+    if body.background and body.store is False:
+        raise InvalidRequest("A response in the background is kept: leave 'store' out, or true.", param="store")
+    streams = body.stream or body.background
     absent = {"moderation": body.moderation, "prompt": body.prompt}
     for name in (name for name, value in absent.items() if value is not None):
         raise UnsupportedParameter(f"{name!r} is not implemented; leave it out.", param=name)
@@ -36,8 +37,8 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "stream": body.stream,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True} if body.stream else None,
+        "stream": streams,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True} if streams else None,
         "tools": [tool.function() for tool in client_tools(body)] or None,
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,

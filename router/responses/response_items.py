@@ -1,6 +1,6 @@
 """Output items of the Responses API, and the object around them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,12 @@ from router.openai.reply import ReplyHead, Usage
 from router.responses.responses_body import ResponsesBody, ResponseTool, TextForm, TextSettings
 
 Logprobs = Sequence[dict[str, Any]]
+_encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+def event_of(kind: str, number: int, **body: Any) -> bytes:  # noqa: ANN401  (fields of any kind of event)
+    event = {"type": kind, "sequence_number": number, **body}
+    return b"event: " + kind.encode() + b"\ndata: " + _encode(event) + b"\n\n"
 
 
 def text_part(text: str, logprobs: Logprobs = ()) -> dict[str, Any]:
@@ -35,6 +41,7 @@ def response_object(
         **({} if head.service_tier is None else {"service_tier": head.service_tier}),
         "id": head.reply_id,
         "object": "response",
+        "background": bool(body.background),
         "created_at": head.created_s,
         **({} if body.conversation_id is None else {"conversation": {"id": body.conversation_id}}),
         "status": status,

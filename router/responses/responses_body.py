@@ -157,8 +157,9 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     conversation: str | NamedConversation | None = None
 
-    # Nothing of it is here: a value is refused.
     background: bool | None = None
+
+    # Nothing of it is here: a value is refused.
     moderation: Any = None
     prompt: Any = None
 

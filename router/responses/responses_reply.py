@@ -13,10 +13,17 @@ from router.generation import Output, ToolCall
 from router.openai.chat_reply import logprob_entries
 from router.openai.reply import Choice, ReplyHead, Usage
 from router.responses.client_tools import call_item, client_tools
-from router.responses.response_items import message_item, reasoning_item, response_object, text_part
+from router.responses.response_items import event_of, message_item, reasoning_item, response_object, text_part
 from router.responses.responses_body import ResponsesBody
 
+NUM_QUEUED_EVENTS = 2
 _encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+def queued_events(queued: dict[str, Any]) -> bytes:
+    """Says what a stream of a response in the background begins with, before anything works on it."""
+    kinds = ("response.created", "response.queued")
+    return b"".join(event_of(kind, number, response=queued) for number, kind in enumerate(kinds))
 
 
 class ResponsesReply:
@@ -31,7 +38,8 @@ class ResponsesReply:
         self._called = {tool.name: tool for tool in client_tools(body)}
         self._said = Choice()
         self._output: list[dict[str, Any]] = []  # items that are done
-        self._number = 0
+        self._has_begun = False
+        self._number = NUM_QUEUED_EVENTS if body.background else 0
         self._open: str | None = None  # kind of the item that is open
         self._item_id = ""
         self._texts: list[str] = []
@@ -39,7 +47,7 @@ class ResponsesReply:
         self._num_told = 0  # of them, in deltas
 
     def events(self, index: int, output: Output, usage: Usage | None) -> bytes:
-        events = b"" if self._number else self._begin()
+        events = b"" if self._has_begun else self._begin()
         self._said.add(output)
         self._logprobs += logprob_entries(output.logprobs)
         if output.reasoning:
@@ -61,8 +69,10 @@ class ResponsesReply:
         return self._event(f"response.{status}", response=body)
 
     def failed_event(self, error: RouterError) -> bytes:
-        """Codex looks for no other event than this one: without it, it knows of a broken stream only."""
-        if not self._number:
+        """Codex looks for no other event than this one: without it, it knows of a broken stream only. Who works in the
+        background tells of it, begun or not.
+        """
+        if not self._has_begun or self._body.background:
             return b""
         said = error_body(error, "/v1/responses")["error"]
         body = response_object(self._head, self._body, "failed", self._output, None)
@@ -83,8 +93,10 @@ class ResponsesReply:
         return _encode(body)
 
     def _begin(self) -> bytes:
+        self._has_begun = True
         body = response_object(self._head, self._body, "in_progress", [], None)
-        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+        created = b"" if self._number else self._event("response.created", response=body)
+        return created + self._event("response.in_progress", response=body)
 
     def _delta(self, kind: str, text: str) -> bytes:
         events = b""
@@ -151,9 +163,9 @@ class ResponsesReply:
         return {"item_id": self._item_id, "output_index": len(self._output)}
 
     def _event(self, kind: str, **body: Any) -> bytes:  # noqa: ANN401  (fields of any kind of event)
-        event = {"type": kind, "sequence_number": self._number, **body}
+        event = event_of(kind, self._number, **body)
         self._number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + _encode(event) + b"\n\n"
+        return event
 
 
 def _status(finish: FinishReason | None) -> str:

@@ -27,6 +27,11 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseError(BaseModel):
+    code: str | None
+    message: str
+
+
 class TextSettingsSchema(BaseModel):
     format: dict[str, Any]
     verbosity: Literal["low", "medium", "high"]
@@ -70,8 +75,9 @@ class ResponseSchema(BaseModel):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete"]
-    error: None
+    background: bool
+    status: Literal["completed", "incomplete", "queued", "in_progress", "failed", "cancelled"]
+    error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
@@ -87,4 +93,4 @@ class ResponseSchema(BaseModel):
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"]
-    usage: ResponsesUsage
+    usage: ResponsesUsage | None

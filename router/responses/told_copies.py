@@ -1,4 +1,4 @@
-"""What a gateway keeps of a response or a conversation, and what gateways tell one another of it."""
+"""Responses and conversations as a gateway keeps them, and as gateways tell one another of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Kept:
 
 
 class Told(msgspec.Struct):
-    """What one gateway tells another; `messages` and `document` are JSON, which releases before did not tell."""
+    """Goes from one gateway to another; `messages` and `document` are JSON, which releases before did not tell."""
 
     response_id: str
     messages: msgspec.Raw

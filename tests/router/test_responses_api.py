@@ -248,7 +248,7 @@ async def test_response__allowed_tools__model_is_told_of_these_only(talk) -> Non
             "input[0].content[0].type",
             "'input_image' is not implemented",
         ),
-        ({"background": True}, "background", "wait"),
+        ({"background": True, "store": False}, "store", "is kept"),
         ({"max_output_token": 3}, "max_output_token", "did you mean max_output_tokens?"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "Input should be"),
         ({"max_output_tokens": 0}, "max_output_tokens", "'max_output_tokens'"),

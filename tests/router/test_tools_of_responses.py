@@ -84,7 +84,7 @@ async def test_response__of_openais_own_services__null_changes_nothing_and_a_val
     nothing = dict.fromkeys(("conversation", "moderation", "prompt", "background"))
     inert = {"context_management": [{"type": "compaction"}], "access_programs": {}}
     response = await ask(sdk, extra_body={**nothing, **inert})
-    for name, value in {"moderation": {"model": "m"}, "prompt": {"id": "p"}, "background": True}.items():
+    for name, value in {"moderation": {"model": "m"}, "prompt": {"id": "p"}}.items():
         with pytest.raises(openai.BadRequestError, match="is not implemented") as refused:
             await ask(sdk, extra_body={name: value})
         assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
