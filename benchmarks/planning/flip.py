@@ -289,7 +289,9 @@ class PlannedMove:
     # ----
 
     def _advance(self, now_s: float) -> None:
-        progress = self._transition.advance(self._plan, self._goal, self, fits=self._fits, now_s=now_s)
+        progress = self._transition.advance(
+            self._plan, self._goal, self, fits=self._fits, now_s=now_s, sized=self._goal.placed | self._plan.placed
+        )
         before, self._plan = self._plan, progress.plan
         for unit in self._plan.units:
             if unit.models != before.models_of(unit.unit_id):

@@ -151,14 +151,14 @@ class ControlLoop:
         self._tick(now_s, is_news=before is None or before.report.models != report.models)
         if report.is_leaving and (lease := self._leases.current(report.unit_id)) is not None:
             return lease  # it keeps that to the end
-        placements = self._migration.plan.models_of(report.unit_id)
-        asleep = sleepers_of(report, {p.model for p in placements}, self._catalog, self._scale_to_zero.last_used_s)
+        way, used_s = self._migration, self._scale_to_zero.last_used_s
+        asleep = sleepers_of(report, way.plan, way.goal, self._catalog, used_s)
+        placements = way.plan.models_of(report.unit_id)
         wanted = tuple(assignments(placements, self._catalog, self._asleep, self._popularity.demand))
         rights = RolloutRights(may_change=self._is_settled, may_interrupt=not self._is_plan_due)
-        models = self._rollout.in_turn(report, wanted, self._catalog, self._migration, rights, now_s)
-        finish_s = self._turns.finish_s(report, self._catalog.place_of)
-        pool_blocks = registry.pool_blocks(report.unit_id)
-        return self._leases.renew(report, models, self._catalog.policy, asleep, pool_blocks, finish_s)
+        models = self._rollout.in_turn(report, wanted, self._catalog, way, rights, now_s)
+        told = registry.pool_blocks(report.unit_id), self._turns.finish_s(report, self._catalog.place_of)
+        return self._leases.renew(report, models, self._catalog.policy, asleep, *told)
 
     def hear_demand(self, report: DemandReport, now_s: float) -> None:
         """Takes in what a gateway has been asked for; it comes with each of its questions for the view."""

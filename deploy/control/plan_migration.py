@@ -87,8 +87,9 @@ class PlanMigration:
         fits = needs.memory_test()
         if not needs.holds(self.planned_goal(needs), fits):
             return None
+        sized, drained = {m.model for m in needs.models}, self._fleet.drained()
         progress = self.transition.advance(
-            self.plan, self.goal, self._fleet.at(now_s), fits=fits, now_s=now_s, drained=self._fleet.drained()
+            self.plan, self.goal, self._fleet.at(now_s), fits=fits, now_s=now_s, sized=sized, drained=drained
         )
         self.plan, self._is_moving = progress.plan, not progress.is_done
         self.is_busy = self._is_moving and not progress.only_stays

@@ -43,11 +43,11 @@ class TransitionProgress:
 
 
 class Transition:
-    """Takes every step whose time has come. A load waits for room and, if its model is served already, for the move
-    budget; a drain waits until another replica is ready and its own has stayed long enough; a unit's last quotas wait
-    until nothing on it comes or goes. Steps are worked out anew each time: what fails meanwhile is simply not there.
-    What leaves a unit that is drained waits neither for its residency nor for the move budget, what makes room for a
-    model that is nowhere not for its residency.
+    """Takes every step whose time has come. A load waits for room beside what still leaves and, if its model is served
+    already, for the move budget; a drain waits until another replica is ready and its own has stayed long enough; a
+    unit's last quotas wait until nothing on it comes or goes. Steps are worked out anew each time: what fails meanwhile
+    is simply not there. What leaves a unit that is drained waits neither for its residency nor for the move budget,
+    what makes room for a model that is nowhere not for its residency.
     """
 
     def __init__(self, rules: ControlRules) -> None:
@@ -92,9 +92,11 @@ class Transition:
         *,
         fits: Fits,
         now_s: float,
+        sized: Set[str],
         drained: Set[str] = frozenset(),
     ) -> TransitionProgress:
-        attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering, drained)
+        """`sized` models are those that `fits` knows the memory of."""
+        attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering, sized, drained)
         skipped: list[Step] = []
         taken: list[Step] = []
         for step in steps_between(current, goal, fits=fits, asleep=fleet.asleep()):
@@ -172,9 +174,11 @@ class _Attempt:
         fleet: FleetState,
         fits: Fits,
         lingering: Mapping[tuple[str, str], int],
+        sized: Set[str],
         drained: Set[str],
     ) -> None:
         self._fleet = fleet
+        self._sized = sized
         self._drained = drained
         self._fits = fits
         self._lingering = lingering
@@ -249,9 +253,12 @@ class _Attempt:
         return self._blocks_with(step.unit_id, step.quota_blocks) <= self._fleet.total_blocks(step.unit_id)
 
     def has_room(self, step: LoadModelStep) -> bool:
+        """Counts what leaves for as long as it is there; of some models nobody knows how much memory that is."""
         blocks = self._blocks_with(step.unit_id, {step.model: step.quota_blocks})
         held = frozenset({*self._held[step.unit_id], step.model})
-        return blocks <= self._fleet.total_blocks(step.unit_id) and self._fits(step.unit_id, held)
+        leaving = self._fleet.lingering(step.unit_id) - held
+        has_memory = leaving <= self._sized and self._fits(step.unit_id, held | leaving)
+        return has_memory and blocks <= self._fleet.total_blocks(step.unit_id)
 
     def _blocks_with(self, unit_id: str, quotas: Mapping[str, int]) -> int:
         """A model that leaves keeps its blocks until it is gone."""

@@ -42,9 +42,8 @@ class _Held:
 
 
 class LeasedUnit:
-    """Loads are done one at a time and wait for models that leave; a model leaves when its requests have ended, at the
-    latest after `DRAIN_TIMEOUT_S` or what the lease says: those that are left then end with an error and go on
-    elsewhere.
+    """Loads are done one at a time; a model leaves when its requests have ended, at the latest after
+    `DRAIN_TIMEOUT_S` or what the lease says: those that are left then end with an error and go on elsewhere.
     """
 
     def __init__(
@@ -177,8 +176,7 @@ class LeasedUnit:
             self._engine.tell(SetQuotas(quotas))
 
     def _load_next(self) -> None:
-        phases = [held.phase for held in self._held.values()]
-        if self._loading is not None or ModelPhase.DRAINING in phases:
+        if self._loading is not None:
             return
         self._loading = next((m for m, held in self._held.items() if held.phase is ModelPhase.LOADING), None)
         if self._loading is not None:

@@ -68,8 +68,8 @@ class HeldModel:
 class LeaseFollower:
     """A model that the lease no longer names, or names with other weights, takes no new streams from then on; it leaves
     the engine when its streams have ended, at the latest after `drain_timeout_s` or what the lease says: into host
-    memory where the lease says so. Loads wait for models that leave: they may need the memory. A load that fails is
-    tried again, with growing pauses. The first load finds the KV pool sized as the lease says. An adapter comes
+    memory where the lease says so. The lease names what has room beside these. A load that fails is tried again when
+    they are gone, then with growing pauses. The first load finds the KV pool sized as the lease says. An adapter comes
     after its base, and leaves before it.
     """
 
@@ -177,15 +177,16 @@ class LeaseFollower:
                 held.assignment = wanted
                 # no deadline: until the lease says something else
                 await held.changed.wait()
-            elif not self._none_leaving.is_set():
-                # no deadline: models leave within drain_timeout_s and engine.watch.load_s
-                await self._none_leaving.wait()
             elif not self._has_base(wanted):
                 held.assignment = wanted
                 # no deadline: its base comes, or fails and is tried again, or the lease says something else
                 await held.changed.wait()
             elif await self._load(held, wanted):
                 retry_s = self._first_retry_s
+            elif not self._none_leaving.is_set():  # these may have what it lacked
+                held.phase, held.error = ModelPhase.LOADING, None
+                # no deadline: models leave within drain_timeout_s and engine.watch.load_s
+                await self._none_leaving.wait()
             else:
                 await self._until_changed_weights(held, retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)

@@ -18,6 +18,7 @@ from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_section import ModelSection
 from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport, WeightsOrigin
 from pdmux_actor.messages import LoadReport, ModelLoad, Slo
+from placement.estimation.memory import resident_bytes
 from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan
 from placement.problem import Solver
@@ -166,7 +167,8 @@ class FakeUnit:
         wanted = [a.model for a in lease.models]
         kept = {m: ModelPhase.READY if p is ModelPhase.DRAINING else p for m, p in self.phases.items() if m in wanted}
         kept |= dict.fromkeys(self._with_other_weights(lease) & kept.keys(), ModelPhase.LOADING)
-        leaving = {m: ModelPhase.DRAINING for m, p in self.phases.items() if m not in wanted and p is ModelPhase.READY}
+        there = {m for m, p in self.phases.items() if p in (ModelPhase.READY, ModelPhase.DRAINING)}
+        leaving = dict.fromkeys(there.difference(wanted), ModelPhase.DRAINING)
         self.phases = dict.fromkeys(wanted, ModelPhase.LOADING) | kept | leaving
         self.origins |= {a.model: a.origin for a in lease.models}
         self.asleep &= {a.model for a in lease.asleep} | set(wanted)
@@ -175,7 +177,7 @@ class FakeUnit:
         return {a.model for a in lease.models if self.origins.get(a.model, a.origin) != a.origin}
 
     def progress(self) -> None:
-        """What leaves is gone once nothing of it runs or its time is up, then what loads is ready."""
+        """What leaves is gone once nothing of it runs or its time is up; what loads is ready."""
         draining = {m for m, p in self.phases.items() if p is ModelPhase.DRAINING}
         self.drained_s = {m: self.drained_s.get(m, 0.0) + HEARTBEAT_S for m in draining}
         if draining:
@@ -184,12 +186,11 @@ class FakeUnit:
             gone = {m for m in draining if not self.running.get(m) or self.drained_s[m] >= limits_s.get(m, 30.0)}
             self.asleep |= gone & {a.model for a in self.lease.asleep}
             self.phases = {m: p for m, p in self.phases.items() if m not in gone}
-            return
         loading = [m for m, p in self.phases.items() if p is ModelPhase.LOADING and m not in self.broken]
         self.loaded += [("wake" if m in self.asleep else "load", m) for m in loading]
         self.asleep -= set(loading)
         fails = {m for m, p in self.phases.items() if m in self.broken and p is not ModelPhase.READY}
-        self.phases = {m: ModelPhase.FAILED if m in fails else ModelPhase.READY for m in self.phases}
+        self.phases |= dict.fromkeys(loading, ModelPhase.READY) | dict.fromkeys(fails, ModelPhase.FAILED)
 
     def ready(self) -> set[str]:
         return {m for m, p in self.phases.items() if p is ModelPhase.READY}
@@ -291,6 +292,14 @@ class World:
         self.units[unit.unit_id] = unit
         return unit
 
+    def _assert_memory(self, unit: FakeUnit, lease: Lease) -> None:
+        """What the lease names has room beside what is still on the device."""
+        specs = {m.id: m.spec for m in self._catalog.models}
+        there = {m for m, p in unit.phases.items() if p is not ModelPhase.FAILED} | {a.model for a in lease.models}
+        needed_bytes = sum(resident_bytes(spec, 1, unit.launch_limits) for m in there if (spec := specs.get(m)))
+        pool_bytes = 0 if unit.sizes_pool else unit.total_blocks * BLOCK_BYTES
+        assert needed_bytes <= unit.memory_bytes - pool_bytes, f"{unit.unit_id}: {sorted(there)}"
+
     def ask(self, model: str, requests: int = 1) -> None:
         self._asked[model] = self._asked.get(model, 0) + requests
         for _ in range(requests if model in self.targets else 0):
@@ -346,6 +355,7 @@ class World:
                 known = self.leases.setdefault((unit.unit_id, lease.version), lease)
                 assert known == lease, "one version, two contents"
                 assert sum(a.quota_blocks for a in lease.models) <= (unit.total_blocks or lease.pool_blocks or 0)
+                self._assert_memory(unit, lease)
                 unit.progress()
                 unit.obey(lease)
 

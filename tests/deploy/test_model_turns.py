@@ -201,6 +201,24 @@ def test_turn__large_model_waits__as_many_small_ones_leave_as_it_takes(solver: S
     assert sum(crowd.refused.values()) == 0
 
 
+@SOLVED_BY
+def test_turn__room_is_there_beside_a_model_that_leaves_slowly__is_taken_at_once(solver: Solver) -> None:
+    crowd = crowded(*"abcd", room=2, solver=solver, runs_s=90.0)
+    crowd.ask("a")
+    crowd.runs_s = 1.0
+    crowd.come({"b": 1.0}, for_s=15.0)
+    crowd.ask("c")  # a is asked for least, gives way, and its stream has until c has waited for long
+    crowd.come({"b": 1.0}, for_s=9.0)
+    assert [m for m in "abc" if crowd.world.serving(m)] == ["b"]
+
+    crowd.come({}, for_s=3.0)
+    crowd.ask("d")
+    crowd.come({}, for_s=4.0)
+
+    assert crowd.waits_s.keys() & {"c", "d"}, "nobody uses b, and its place is room enough"
+    assert "a" in crowd.world.units["u1"].phases, "it is still leaving"
+
+
 def test_turn__other_models_have_several_replicas__one_of_them_makes_room() -> None:
     both = catalog_model("a", sleeps_after_s=300.0, replicas=2)
     crowd = crowded(both, "b", units=2, solver=MemoryGreedySolver())

@@ -11,10 +11,12 @@ from deploy.control.host_memory_models import sleepers_of
 from pdmux_actor.lease import ModelPhase
 from placement.estimation.memory import resident_bytes
 from placement.estimation.problem_arrays import Estimator
+from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.solvers.registry import SOLVERS
 
 ONE = SPEC.weight_bytes
 ONE_MODEL_BYTES = TOTAL_BLOCKS * BLOCK_BYTES + resident_bytes(SPEC)
+EMPTY = Plan(units=())
 RULES = ControlRules(min_residency_s=0.0)
 
 
@@ -131,17 +133,27 @@ def test_sleepers__unit_could_not_keep_one__it_is_named_no_more() -> None:
     unit = FakeUnit(unit_id="u", host_memory_bytes=2 * ONE, phases={"a": ModelPhase.DRAINING, "b": ModelPhase.FAILED})
     wanted = catalog("a", "b")
 
-    named = sleepers_of(unit.report(), set(), wanted, lambda model: 0.0)
-    gone = sleepers_of(replace(unit.report(), models=()), set(), wanted, lambda model: 0.0)
+    named = sleepers_of(unit.report(), EMPTY, EMPTY, wanted, lambda model: 0.0)
+    gone = sleepers_of(replace(unit.report(), models=()), EMPTY, EMPTY, wanted, lambda model: 0.0)
 
     assert [(a.model, a.quota_blocks) for a in named] == [("a", 0)]
     assert gone == ()
 
 
+def test_sleepers__one_waits_to_wake_there__has_its_place_before_one_that_was_used_later_and_leaves() -> None:
+    unit = FakeUnit(unit_id="u", host_memory_bytes=ONE, phases={"a": ModelPhase.DRAINING}, asleep={"b"})
+    placed = (ModelPlacement(model="b", quota_blocks=1),)
+    goal = Plan(units=(UnitPlan(unit_id="u", models=placed),))
+
+    named = sleepers_of(unit.report(), EMPTY, goal, catalog("a", "b"), {"a": 2.0, "b": 1.0}.__getitem__)
+
+    assert [a.model for a in named] == ["b"]
+
+
 def test_sleepers__model_left_the_fleet_file__is_forgotten() -> None:
     unit = FakeUnit(unit_id="u", host_memory_bytes=2 * ONE, asleep={"a", "b"})
 
-    named = sleepers_of(unit.report(), set(), catalog("b"), {"b": 0.0}.__getitem__)
+    named = sleepers_of(unit.report(), EMPTY, EMPTY, catalog("b"), {"b": 0.0}.__getitem__)
 
     assert [a.model for a in named] == ["b"]
 

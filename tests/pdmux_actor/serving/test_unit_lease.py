@@ -94,7 +94,19 @@ async def test_unit__model_leaves_under_load__drains_then_goes(
     assert ("remove", "tiny") in fake_engine.calls
 
 
-async def test_unit__models_leave_one_after_the_other__none_waits_for_itself(
+async def test_unit__lease_names_a_model_while_another_leaves__is_loaded_at_once(
+    leased, fake_engine, make_lease, make_request, until, phases
+):
+    unit, peer = leased
+    peer.send(Generate(stream=1, request=make_request()))
+    await submitted(fake_engine, until)
+
+    unit.apply_lease(make_lease(2, "b"))
+
+    await until(lambda: phases(unit) == {"tiny": "draining", "b": "ready"})
+
+
+async def test_unit__load_fails_while_models_leave__is_tried_again_when_they_are_gone(
     make_unit, fake_engine, make_lease, make_request, connect, until, phases
 ):
     unit = await make_unit(fake_engine)
@@ -104,9 +116,12 @@ async def test_unit__models_leave_one_after_the_other__none_waits_for_itself(
     peer.send(Generate(stream=1, request=make_request()))
     (request_id,) = await submitted(fake_engine, until)
 
-    unit.apply_lease(make_lease(2, "b", "c"))  # "c" waits for "tiny", which leaves; "b" stays
+    fake_engine.failing_loads = 1
+    unit.apply_lease(make_lease(2, "b", "c"))  # "b" stays
+    await until(lambda: fake_engine.failing_loads == 0)
     await asyncio.sleep(0.01)
-    unit.apply_lease(make_lease(3, "c"))
+    assert phases(unit) == {"tiny": "draining", "b": "ready", "c": "loading"}
+    unit.apply_lease(make_lease(3, "c"))  # "b" leaves, and waits for nobody
     await until(lambda: phases(unit) == {"tiny": "draining", "c": "loading"}, 10.0)
     fake_engine.emit(step(request_id, "a", FinishReason.LENGTH))
 
