@@ -68,7 +68,7 @@ class ControlLoop:
         self._catalog_version = first_version  # another control loop begins with another one
         self._requests: PlanRequests | None = None
         self._popularity = Popularity(stood_s)
-        self._history = DecisionHistory(recorder)
+        self._history = DecisionHistory(recorder := recorder or FlightRecorder())
         self._scale_to_zero = ScaleToZero(self._popularity)
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()
@@ -76,7 +76,7 @@ class ControlLoop:
         self._fleet = Fleet(self._timing, self._rules, self._leases, stood_s)
         self._migration = PlanMigration(self._fleet, self._rules)
         self._rollout = WeightsRollout(self._fleet, self._leases, self._history)
-        self._turns = ModelTurns()
+        self._turns = ModelTurns(recorder)
         self.scaling = PoolScaling(self._fleet, self._history, epoch_s)
         parts = (self._popularity, self._history, self._scale_to_zero, self._migration.transition, self._fleet)
         self._succession = Succession(*parts, self.scaling)

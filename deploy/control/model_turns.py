@@ -1,9 +1,10 @@
 """Lets models take turns where units hold fewer than are asked for: who waits for a place, and who may give one up."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from deploy.control.control_rules import ControlRules
+from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.model_needs import ModelNeeds
 from deploy.control.plan_choice import PlaceTurn
 from deploy.control.transition import Transition
@@ -11,35 +12,40 @@ from pdmux_actor.lease import ModelPhase, UnitReport
 
 _IDLE_S = 2.0  # a client that sends one request after the other pauses for less
 _LEAST_TURN_S = 1.0
-_FINISH_SHARE = 0.7  # of hold_s: what is left is for the load
+_FINISH_SHARE = 0.7  # of what the load leaves of hold_s
 _TRIED_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """A model that has a place for as long as it is used, and is ready there. `placed_s`: since when it has it."""
+    """A model that has a place for as long as it is used, and is ready there, or `fails` to load. `placed_s`: since
+    when it has it.
+    """
 
     model: str
     placed_s: float
     last_used_s: float
     rate_per_s: float
+    fails: bool
 
 
 class ModelTurns:
     """Gateways refuse what has waited for `hold_s`: all that are asked for are to come to a place within it, however
-    seldom they are asked for. Who is not used now gives way at once, others after a turn: who is asked for least, or
-    once somebody has waited for half of `hold_s`, who has had its place longest. Streams that run then may
-    go on until the first that waits has waited for most of `hold_s`, at least for another turn; what is left of them
-    goes on when their model's turn comes again. Requests of low priority take no turns: they wait for a place that
-    nobody has used for long.
+    seldom they are asked for. Who is not used now, or does not load, gives way at once, others after a turn: who is
+    asked for least, or once somebody has waited for half of `hold_s`, who has had its place longest. Streams that run
+    then may go on until the first that waits has waited for most of `hold_s`, at least for another turn; what is left
+    of them goes on when their model's turn comes again. Requests of low priority take no turns: they wait for a place
+    that nobody has used for long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: FlightRecorder) -> None:
         self._waits_since_s: dict[str, float] = {}
         self._ready_since_s: dict[str, float] = {}
         self._tried_s = float("-inf")
         self._given_s = 0.0
         self._finish_s: dict[str, float] = {}
+        self._failed: Set[str] = frozenset()
+        self._recorder = recorder
         self.turn = PlaceTurn()
 
     def look(self, known: ModelNeeds, transition: Transition, rules: ControlRules, now_s: float) -> str | None:
@@ -53,7 +59,9 @@ class ModelTurns:
             return None
         placed = known.guests()
         self._finish_s = {m: s for m, s in self._finish_s.items() if m not in placed}
-        guests, turn_s = list(_guests(known, transition, now_s)), turn_length_s(len(waiting), len(placed), rules)
+        guests, load_s = list(_guests(known, transition, now_s)), self._load_s(known, waiting)
+        turn_s = turn_length_s(len(waiting), len(placed), rules, load_s)
+        self._note_failures(known, guests, now_s)
         # A turn begins when the model is ready: it would go by while it loads. Nobody noted that before anybody waited.
         known_s = {g.model: g.placed_s if is_first else now_s for g in guests}
         self._ready_since_s = known_s | {m: s for m, s in self._ready_since_s.items() if m in placed and not is_first}
@@ -68,7 +76,7 @@ class ModelTurns:
         self._tried_s = now_s
         first = self.turn.waiting[0]
         waited_s = now_s - self._waits_since_s[first]
-        self._given_s = max(turn_s, _FINISH_SHARE * rules.hold_s - waited_s)
+        self._given_s = max(turn_s, _FINISH_SHARE * (rules.hold_s - load_s) - waited_s)
         return f"{', '.join(self.turn.waiting)} waited for a place, {first} {waited_s:.0f} s"
 
     def give_way(self, models: Sequence[str]) -> str:
@@ -81,6 +89,24 @@ class ModelTurns:
         """Returns how long streams of models that give way on a unit have to end, with those of their adapters."""
         there = {s.model: place_of(s.model) for s in report.models if s.phase is not ModelPhase.ASLEEP}
         return {model: self._finish_s[place] for model, place in there.items() if place in self._finish_s}
+
+    def _note_failures(self, known: ModelNeeds, guests: Collection[Guest], now_s: float) -> None:
+        """Counts who gave way because it does not load: it is loaded nowhere for a while once that was so often."""
+        placed = known.goal.placed
+        for model in sorted(self._failed - placed):
+            known.fleet.note_failed_turn(model, now_s)
+        ready = {g.model for g in guests if not g.fails}
+        self._failed = {g.model for g in guests if g.fails} | (self._failed & placed - ready)
+
+    def _load_s(self, known: ModelNeeds, models: Collection[str]) -> float:
+        """Returns what a place is without a model for while one of these comes: a copy of those that sleep on a unit,
+        else what loads took; the mean of what is known.
+        """
+        asleep = known.fleet.asleep().values()
+        measured = {t.model: t.seconds / t.loads for t in self._recorder.load_times()}
+        told = (min((unit[m] for unit in asleep if m in unit), default=measured.get(m)) for m in models)
+        found = [seconds for seconds in told if seconds is not None]
+        return sum(found) / max(1, len(found))
 
     def _due(
         self, order: Sequence[str], guests: Sequence[Guest], turn_s: float, rules: ControlRules, now_s: float
@@ -99,22 +125,28 @@ def _longest_unused(guests: Sequence[Guest]) -> tuple[str, ...]:
     return tuple(g.model for g in sorted(guests, key=lambda g: (g.last_used_s, g.model)))
 
 
-def turn_length_s(num_waiting: int, num_guests: int, rules: ControlRules) -> float:
-    """W that wait and G with places: each comes to its place every 2 * turn_s * (W + G) / G, as streams have another
-    turn to end, and that is two thirds of hold_s: loads take time, too.
+def turn_length_s(num_waiting: int, num_guests: int, rules: ControlRules, load_s: float = 0.0) -> float:
+    """Returns how long a model keeps its place while others wait. Of W that wait and G with places each has a share of
+    hold_s, s = hold_s * G / (W + G), for a load, a turn, and as much again for streams to end: a turn is a third of
+    that, less where loads take more than the other third; but half a load at least, so that a place serves for as long
+    as it loads where there is not time for all.
     """
-    share = num_guests / max(1, num_waiting + num_guests)
-    return max(_LEAST_TURN_S, min(rules.min_residency_s, rules.hold_s / 3 * share))
+    share_s = rules.hold_s * num_guests / max(1, num_waiting + num_guests)
+    turn_s = max(min(share_s / 3, (share_s - load_s) / 2), load_s / 2)
+    return max(_LEAST_TURN_S, min(rules.min_residency_s, turn_s))
 
 
 def _guests(known: ModelNeeds, transition: Transition, now_s: float) -> Iterator[Guest]:
     fleet = known.fleet.at(now_s)
     for model in known.guests():
         homes = known.goal.units_of(model)
-        if all(fleet.phase(home, model) is ModelPhase.READY for home in homes):
+        phases = {fleet.phase(home, model) for home in homes}
+        if phases in ({ModelPhase.READY}, {ModelPhase.FAILED}):
+            fails = ModelPhase.FAILED in phases
             yield Guest(
                 model=model,
                 placed_s=max(transition.placed_s(home, model) for home in homes),
-                last_used_s=known.last_used_s(model),
+                last_used_s=float("-inf") if fails else known.last_used_s(model),
                 rate_per_s=known.rate_per_s(model),
+                fails=fails,
             )

@@ -167,6 +167,11 @@ class Fleet:
         self._reasons[model] = reason
         self._load_deaths.take_out(model, now_s)
 
+    def note_failed_turn(self, model: str, now_s: float) -> None:
+        """Holds a model back that did not load in several turns: others waited meanwhile."""
+        if self._load_deaths.note(model, now_s):
+            self._reasons[model] = "it did not load in its turns; the units' logs say why"
+
     def held_back(self, model: str, now_s: float) -> str | None:
         """Returns why it is loaded nowhere else for now."""
         left_s = self._load_deaths.out_for_s(model, now_s)

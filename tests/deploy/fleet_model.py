@@ -77,8 +77,8 @@ def catalog(*models: str | CatalogModel, policy: str = "mux") -> Catalog:
 
 @dataclass
 class FakeUnit:
-    """Obeys leases as a unit does: the newest wins, a model needs one heartbeat to load and one to leave. Models in
-    `broken` do not load.
+    """Obeys leases as a unit does: the newest wins, a model needs one heartbeat to leave and to wake, and
+    `load_s` to load. Models in `broken` do not load.
     """
 
     unit_id: str
@@ -102,6 +102,8 @@ class FakeUnit:
     origins: dict[str, WeightsOrigin] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     drained_s: dict[str, float] = field(default_factory=dict)
+    load_s: float = HEARTBEAT_S
+    loading_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def bases(self) -> dict[str, str | None]:
@@ -187,6 +189,8 @@ class FakeUnit:
             self.asleep |= gone & {a.model for a in self.lease.asleep}
             self.phases = {m: p for m, p in self.phases.items() if m not in gone}
         loading = [m for m, p in self.phases.items() if p is ModelPhase.LOADING and m not in self.broken]
+        self.loading_s = {m: self.loading_s.get(m, 0.0) + HEARTBEAT_S for m in loading}
+        loading = [m for m in loading if m in self.asleep or self.loading_s[m] >= self.load_s]
         self.loaded += [("wake" if m in self.asleep else "load", m) for m in loading]
         self.asleep -= set(loading)
         fails = {m for m, p in self.phases.items() if m in self.broken and p is not ModelPhase.READY}

@@ -7,8 +7,11 @@ import pytest
 
 from deploy.cli import main
 from deploy.errors import DemoWeightsUnavailable
+from deploy.fleet_file.model_specs import read_model_spec
+from deploy.fleet_file.settings import read_fleet_file
 from deploy.local.demo_fleet import write_demo
 from deploy.local.demo_weights import DemoWeights, demo_weights
+from placement.estimation.memory import resident_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +87,18 @@ def test_demo_fleet__with_trained_weights__links_two_models_to_them(tmp_path: Pa
     assert (checkpoints / "demo-llama").readlink() == weights.llama
     assert (checkpoints / "demo-qwen2").readlink() == weights.qwen2
     assert not (checkpoints / "demo-qwen3").is_symlink()
+
+
+def test_example_of_turns__models_of_the_demo__each_fits_beside_the_pool_and_all_do_not(tmp_path: Path) -> None:
+    write_demo(tmp_path)
+    fleet = read_fleet_file(Path(__file__).parents[2] / "examples" / "turns.yaml")
+    (pool,) = fleet.pools
+    assert pool.device_memory is not None
+    assert pool.kv_memory is not None
+
+    folders = [(m.id, str(tmp_path / "checkpoints" / m.id)) for m in fleet.models]
+    llama, qwen2, qwen3 = (resident_bytes(read_model_spec(m, folder, None, None)) for m, folder in folders)
+    room_bytes = pool.device_memory - pool.kv_memory
+
+    assert max(llama + qwen2, qwen3) <= room_bytes < llama + qwen3
+    assert all(m.replicas.min == 0 for m in fleet.models)

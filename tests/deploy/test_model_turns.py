@@ -89,13 +89,20 @@ def crowded(
     room: int = 1,
     runs_s: float = 1.0,
     blocks: int = TOTAL_BLOCKS,
+    load_s: float | None = None,
 ) -> Crowd:
-    """Units with room for so many models of the usual size each; those that go by their names may be scaled to zero."""
+    """Units with room for so many models of the usual size each; those that go by their names may be scaled to zero.
+    With `load_s` nothing sleeps in host memory.
+    """
     asked = [catalog_model(m, sleeps_after_s=300.0) if isinstance(m, str) else m for m in models]
     world = World(catalog(*asked), expected_units=units, solver=solver, rules=ControlRules(hold_s=HOLD_S))
     for _ in range(units):
         memory_bytes = blocks * BLOCK_BYTES + room * resident_bytes(SPEC)
-        world.start_unit(memory_bytes=memory_bytes, total_blocks=blocks).host_memory_bytes = 8 * SPEC.weight_bytes
+        unit = world.start_unit(memory_bytes=memory_bytes, total_blocks=blocks)
+        if load_s is None:
+            unit.host_memory_bytes = 8 * SPEC.weight_bytes
+        else:
+            unit.load_s = load_s
     world.beat(4)
     return Crowd(world, runs_s)
 
@@ -263,6 +270,23 @@ def test_turn__no_unit_could_ever_hold_it__nobody_leaves_for_it() -> None:
 
 
 @SOLVED_BY
+@pytest.mark.parametrize("room", [1, 2])
+def test_turns__one_model_does_not_load__the_others_are_served_and_it_is_not_tried_all_the_time(
+    room: int, solver: Solver
+) -> None:
+    crowd = crowded(*"abc", room=room, solver=solver)
+    crowd.world.units["u1"].broken = frozenset("c")
+
+    crowd.come(dict.fromkeys("abc", 0.3), for_s=200.0)
+
+    assert crowd.refused.keys() == {"c"}
+    assert len(crowd.waits_s["a"]) + len(crowd.waits_s["b"]) > 80
+    assert sum("c gives up its place" in d for d in crowd.decided()) <= ControlRules().max_deaths
+    states = {m.model: m for m in crowd.world.loop.status(crowd.world.now_s).models}
+    assert "it did not load in its turns" in (states["c"].problem or "")
+
+
+@SOLVED_BY
 def test_turns__model_has_none_now__is_asleep_and_lacks_nothing(solver: Solver) -> None:
     crowd = crowded("a", "b", solver=solver)
     crowd.come({"a": 1.0, "b": 1.0}, for_s=20.0)
@@ -274,9 +298,27 @@ def test_turns__model_has_none_now__is_asleep_and_lacks_nothing(solver: Solver) 
     assert [m.problem for m in states] == [None, None]
 
 
+@pytest.mark.parametrize(("load_s", "least_served"), [(5.0, 0.4), (15.0, 0.15), (25.0, 0.1)])
+def test_turns__loads_take_long__places_serve_and_do_not_only_load(load_s: float, least_served: float) -> None:
+    crowd = crowded(*"abcdefg", solver=MemoryGreedySolver(), load_s=load_s, runs_s=5.0)
+
+    crowd.come({m: 0.5 if m == "a" else 0.1 for m in "abcdefg"}, for_s=250.0)
+
+    served, refused = sum(map(len, crowd.waits_s.values())), sum(crowd.refused.values())
+    assert served >= least_served * (served + refused)
+
+
 def test_turn_length__many_wait__all_come_to_their_places_within_hold_s() -> None:
     rules = ControlRules(hold_s=60.0)
 
     assert turn_length_s(1, 1, rules) == 10.0
     assert 2 * turn_length_s(9, 3, rules) * (9 + 3) / 3 == 40.0
     assert turn_length_s(1, 1, ControlRules(hold_s=6000.0)) == rules.min_residency_s
+
+
+def test_turn_length__loads_take_time__leaves_it_to_them_as_long_as_all_come_in_time_and_is_half_of_one_else() -> None:
+    rules = ControlRules(hold_s=60.0)
+
+    assert turn_length_s(1, 1, rules, load_s=10.0) == 10.0
+    assert turn_length_s(1, 1, rules, load_s=14.0) == 8.0
+    assert turn_length_s(1, 1, rules, load_s=40.0) == 20.0
