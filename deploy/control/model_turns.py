@@ -113,12 +113,12 @@ class ModelTurns:
     ) -> PlaceTurn:
         idle = [g for g in guests if now_s - g.last_used_s >= _IDLE_S]
         served = [g for g in guests if g not in idle and now_s - self._ready_since_s[g.model] >= turn_s]
-        patient = [m for m in order[len(idle) :] if now_s - self._waits_since_s[m] >= turn_s]
-        waiting = (*order[: len(idle)], *patient[: len(served)])
+        patient = [m for m in order if now_s - self._waits_since_s[m] >= turn_s]  # the first ones
+        waiting = order[: max(len(idle), min(len(patient), len(idle) + len(served)))]
         is_urgent = any(now_s - self._waits_since_s[m] >= rules.hold_s / 2 for m in order)
         served.sort(key=lambda g: (self._ready_since_s[g.model] if is_urgent else g.rate_per_s, g.model))
-        busy = tuple(g.model for g in served) if len(waiting) > len(idle) else ()
-        return PlaceTurn(waiting=waiting, yielding=_longest_unused(idle) + busy) if waiting else PlaceTurn()
+        busy = tuple(g.model for g in served) if patient else ()  # where what is idle is not room enough
+        return PlaceTurn(waiting=tuple(waiting), yielding=_longest_unused(idle) + busy) if waiting else PlaceTurn()
 
 
 def _longest_unused(guests: Sequence[Guest]) -> tuple[str, ...]:

@@ -209,6 +209,22 @@ def test_turn__large_model_waits__as_many_small_ones_leave_as_it_takes(solver: S
 
 
 @SOLVED_BY
+def test_turn__large_model_waits_and_one_of_two_small_ones_is_idle__both_leave_for_it(solver: Solver) -> None:
+    large = replace(SPEC, num_layers=2 * SPEC.num_layers)
+    crowd = crowded("a", "b", catalog_model("z", spec=large, sleeps_after_s=300.0), room=2, solver=solver)
+    crowd.ask("b")
+    crowd.come({"a": 1.0}, for_s=20.0)
+    crowd.ask("z")
+    crowd.come({"a": 1.0}, for_s=3.0)
+    soon = crowd.world.serving("a")
+    crowd.come({"a": 1.0}, for_s=HOLD_S - 3.0)
+
+    assert soon, "a is in use and gives way after a turn"
+    assert len(crowd.waits_s["z"]) == 1
+    assert sum(crowd.refused.values()) == 0
+
+
+@SOLVED_BY
 def test_turn__room_is_there_beside_a_model_that_leaves_slowly__is_taken_at_once(solver: Solver) -> None:
     crowd = crowded(*"abcd", room=2, solver=solver, runs_s=90.0)
     crowd.ask("a")
