@@ -5,7 +5,8 @@ Serve's HAProxy template switches `option splice-request` on. With it HAProxy do
 before the first byte of the answer, so a request that nobody waits for would run to its end. `-dS` switches it off.
 
 The template opens HAProxy's metrics and statistics on every interface, whatever the gateway's host is, sets no time
-by which a client has to send its headers, and leaves them less room than the gateway does. A request whose gateway
+by which a client has to send its headers, waits an hour for one that has stopped reading, and leaves headers less room
+than the gateway does. A request whose gateway
 ends before a byte of the answer it lets go, over a connection that had one before even without an answer.
 """
 
@@ -70,6 +71,7 @@ def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
             written = Path(arguments[i + 1])
             local = written.with_name(f"{written.name}.local")
             settings = header_room_settings(header_deadline_settings(loopback_settings(written.read_text())))
+            settings = reader_settings(settings)
             _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
             settings = retry_settings(connections_settings(settings, most_files))
             local.write_text(with_error_answers(settings, written.parent))
@@ -93,6 +95,19 @@ def header_deadline_settings(text: str) -> str:
         rf"\g<1>\g<2>\n\g<1>timeout http-request {HEADER_DEADLINE_S}s",
         text,
         count=1,
+        flags=re.MULTILINE,
+    )
+
+
+def reader_settings(text: str) -> str:
+    """A client that reads nothing is let go when the gateway, which is told nothing of it, would do so: until then its
+    connections, here and to the gateway, hold some MB each. One that waits for an answer is no such client.
+    """
+    most_s = int(GatewayLimits().write_timeout_s)
+    return re.sub(
+        r"^(\s*timeout client )(\d+)s?$",
+        lambda found: f"{found[1]}{min(int(found[2]), most_s)}s",
+        text,
         flags=re.MULTILINE,
     )
 

@@ -12,6 +12,7 @@ from deploy.local.haproxy import (
     header_deadline_settings,
     header_room_settings,
     loopback_settings,
+    reader_settings,
 )
 from deploy.local.haproxy_errors import with_error_answers
 
@@ -220,6 +221,65 @@ def test_settings__serves_proxy_behind_the_gateways__is_asked_once_for_what_it_s
 
     assert found.count("http-response deny") == 1
     assert with_error_answers(found, tmp_path) == found
+
+
+def test_settings__patience_with_clients__is_no_longer_than_the_gateways() -> None:
+    found = reader_settings(SERVES_DEFAULTS)
+
+    assert found == SERVES_DEFAULTS.replace("timeout client 3600s", "timeout client 120s")
+    assert reader_settings(found) == found
+    short = "    timeout client 60s\n"
+    assert reader_settings(short) == short
+
+
+SERVES_BEFORE_A_GATEWAY = (
+    SERVES_DEFAULTS.replace("    http-request return status 200\n", "    default_backend gateway\n")
+    + """
+backend gateway
+    server one 127.0.0.1:{gateway}
+"""
+)
+
+
+@NEEDS_HAPROXY
+async def test_haproxy__clients_that_stop_reading__are_let_go_and_those_that_wait_are_answered(tmp_path: Path) -> None:
+    port, behind = free_ports(2)
+    let_go = asyncio.Semaphore(0)
+
+    async def gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        try:
+            if request.startswith(b"GET /waits"):
+                await asyncio.sleep(3)
+                writer.write(b"2\r\nok\r\n0\r\n\r\n")
+                await writer.drain()
+                return
+            while True:
+                writer.write(b"4000\r\n" + bytes(0x4000) + b"\r\n")
+                await writer.drain()
+        except ConnectionError:
+            let_go.release()
+        finally:
+            writer.close()
+
+    settings = reader_settings(SERVES_BEFORE_A_GATEWAY.format(port=port, gateway=behind))
+    settings = settings.replace("timeout client 120s", "timeout client 1s")
+    async with (
+        await asyncio.start_server(gateway, "127.0.0.1", behind),
+        running_haproxy(settings, port, tmp_path) as http,
+        asyncio.timeout(60),
+    ):
+        stuck = [await asyncio.open_connection("127.0.0.1", port, limit=1) for _ in range(20)]
+        for _, writer in stuck:
+            writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await http.get("/waits")
+        for _ in stuck:
+            await let_go.acquire()
+        for _, writer in stuck:
+            writer.close()
+
+    assert answer.text == "ok"
 
 
 async def _slow_client(port: int) -> bool:
