@@ -38,6 +38,7 @@ _REMEDIES: Mapping[str, str] = {
     "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
     "literal_error": "must be one of: {expected}",
+    "dict_type": "must be a mapping of keys to values",
     "too_short": "needs at least {min_length} item",
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",

@@ -7,14 +7,14 @@ from pydantic import ByteSize
 
 from deploy.errors import HostMemoryTooSmall, SourceNotFound
 from deploy.fleet_file.fleet_problems import Problem
-from deploy.fleet_file.setting_types import AutoSize
+from deploy.fleet_file.setting_types import AutoSize, Bytes
 from profiler.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from deploy.fleet_file.model_section import ModelSection
     from deploy.fleet_file.settings import FleetFile
 
-HostMemory = AutoSize[ByteSize]
+HostMemory = AutoSize[Bytes]
 """None: each unit's share of its node's memory."""
 
 

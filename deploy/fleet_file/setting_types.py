@@ -1,5 +1,6 @@
 """Defines what single values of a fleet file, or of a key file, may be."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -96,6 +97,23 @@ WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value i
 """YAML makes false of a bare off."""
 
 
+_SIZE = r"^\s*(\d*\.?\d+)\s*(\w+)?\s*$"
+
+
+def _is_whole(value: object) -> object:
+    """Unlike pydantic, which reads a beginning: of 1,5GiB the 1."""
+    if isinstance(value, str) and not re.search(_SIZE, value):
+        raise PydanticCustomError("byte_size", "must be a size")
+    return value
+
+
+Bytes = Annotated[
+    ByteSize,
+    BeforeValidator(_is_whole),
+    WithJsonSchema({"anyOf": [{"pattern": _SIZE, "type": "string"}, {"minimum": 0, "type": "integer"}]}),
+]
+
+
 def _of_some_memory(size: ByteSize) -> ByteSize:
     if size == 0:
         raise PydanticCustomError("greater_than", "must be greater than 0", {"gt": 0})
@@ -105,7 +123,7 @@ def _of_some_memory(size: ByteSize) -> ByteSize:
 
 
 _MOST_BYTES = 2**53
-Size = Annotated[ByteSize, AfterValidator(_of_some_memory)]
+Size = Annotated[Bytes, AfterValidator(_of_some_memory)]
 """A constraint would add a keyword to the JSON schema that is none."""
 
 _SizeT = TypeVar("_SizeT")
@@ -115,7 +133,7 @@ AutoSize = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"pattern": r"^\s*(auto|(\d*\.?\d+)\s*(\w+)?)$", "type": "string"},
+                {"pattern": rf"^auto$|{_SIZE}", "type": "string"},
                 {"minimum": 0, "type": "integer"},
                 {"type": "null"},
             ]

@@ -1,4 +1,4 @@
-"""YAML text to plain data, with the line of every key: duplicate keys and tags are refused."""
+"""YAML text to plain data, with the line of every key: duplicate keys, tags and octal numbers are refused."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,11 @@ _MAX_NODES = 100_000
 # 12345e6 may be the short name of a commit.
 _JSON_FLOAT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*[eE][-+]?|[eE][-+])[0-9]+\Z")
 _MOST = 2**53  # where JSON's readers begin to round; engines and what they are told by count to 2**63
-_FLOAT, _TEXT, _TIME = (f"tag:yaml.org,2002:{kind}" for kind in ("float", "str", "timestamp"))
+_INT, _FLOAT, _TEXT, _TIME, _MERGE = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str", "timestamp", "merge")
+)
+_OCTAL = re.compile(r"[-+]?0[0-9_]+\Z")  # YAML 1.1; to 1.2 it is decimal
+_NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # no path, name or JSON holds any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +52,12 @@ def path_text(path: KeyPath) -> str:
 def parse_yaml(text: str, name: str) -> YamlSource:
     """Raises FleetFileError: the text is not YAML, is empty, repeats a key, or is not made of plain values."""
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
         if root is None:
             raise FleetFileError([f"{name}: the file is empty; start from examples/demo.yaml"])
         lines = _Lines(name).of(root)
-        return YamlSource(name=name, data=yaml.load(text, Loader=_Loader), lines=lines)
+        return YamlSource(name=name, data=loader.construct_document(root), lines=lines)
     except RecursionError as error:
         raise FleetFileError([f"{name}: nested too deeply"]) from error
     except yaml.MarkedYAMLError as error:
@@ -68,6 +73,8 @@ class _Loader(yaml.SafeLoader):
         if kind is yaml.ScalarNode and implicit[0] and value is not None and _JSON_FLOAT.match(value):
             return _FLOAT
         tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # so in PyYAML's stubs
+        if tag in (_INT, _FLOAT) and value is not None and ":" in value:
+            return _TEXT  # 19:00 is a time, and not 1140
         return _TEXT if tag == _TIME else tag  # no setting is a date: a branch may have one's name
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
@@ -84,7 +91,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Lines:
-    """Walks the node tree once."""
+    """Walks the node tree once, and has its keys read as text."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,6 +114,8 @@ class _Lines:
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self._walk(item, (*path, index))
+        elif (reason := _fault(node.tag, str(node.value))) is not None:
+            raise self._refuse(node, path, reason)
         self._open.discard(id(node))
 
     def _walk_mapping(self, node: yaml.MappingNode, path: KeyPath) -> None:
@@ -121,9 +130,20 @@ class _Lines:
                     key_node, (*path, key), f"the key appears twice (first in line {seen[key]}); keep one"
                 )
             seen[key] = line
+            if key_node.tag != _MERGE:
+                key_node.tag = _TEXT  # as it is written: on and 1 are no true and no number
             self._lines[*path, key] = line
             self._walk(value_node, (*path, key))
 
     def _refuse(self, node: yaml.Node, path: KeyPath, reason: str) -> FleetFileError:
         where = f"{path_text(path)}: " if path else ""
         return FleetFileError([f"{self._name}:{node.start_mark.line + 1}: {where}{reason}"])
+
+
+def _fault(tag: str, text: str) -> str | None:
+    """Of a single value."""
+    if found := _NO_TEXT.search(text):
+        return f"{text[:40]!r} holds the character {found.group()!a}; remove it"
+    if tag == _INT and _OCTAL.match(text):
+        return f"{text} is octal, which is {int(text.replace('_', ''), 8)}; write the number without a 0 before it"
+    return None
