@@ -55,6 +55,12 @@ _NEMOTRON: Mapping[str, Any] = {
     "content": "json",
     "transform": _CALL,
 }
+_LISTED: Mapping[str, Any] = {  # Jamba, Hunyuan A13B
+    "open_pattern": r"\s*<tool_calls>",
+    "close": "</tool_calls>",
+    "content": "json",
+    "transform": _CALL,
+}
 _SEED: Mapping[str, Any] = {
     "open_pattern": r"\s*<seed:tool_call>\s*<function=(?P<name>[^>\n]+)>",
     "close_pattern": r"</function>\s*</seed:tool_call>",
@@ -115,6 +121,7 @@ _TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
     (("<arg_key>",), _GLM),
     (("<function=",), QWEN_XML),
     (("<tool_call>",), HERMES),
+    (("<tool_calls>",), _LISTED),
     (("[ARGS]",), _MISTRAL_ARGS),
     (("[TOOL_CALLS]",), _MISTRAL),
     (("<|start_header_id|>",), LLAMA_3),

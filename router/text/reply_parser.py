@@ -123,13 +123,14 @@ def _calls(value: object, bounded: BoundedStrings | None) -> list[CalledTool]:
     for item in value if isinstance(value, list) else [value]:
         function = item.get("function", item) if isinstance(item, dict) else None
         for one in function if isinstance(function, list) else [function]:
-            if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+            name = one.get("name", one.get("tool_name")) if isinstance(one, dict) else None
+            if not isinstance(one, dict) or not isinstance(name, str):
                 return []
             arguments = one.get("arguments", one.get("parameters", {}))
             if bounded is not None:
-                arguments = bounded.trimmed(one["name"].strip(), arguments)
+                arguments = bounded.trimmed(name.strip(), arguments)
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            found.append(CalledTool(_escaped(one["name"].strip()), _escaped(text)))
+            found.append(CalledTool(_escaped(name.strip()), _escaped(text)))
     return found
 
 

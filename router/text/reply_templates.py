@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from router.text.call_forms import calls_of, end_of_all
+from router.text.cohere_template import COHERE, COHERE_MARK
 from router.text.harmony_template import HARMONY, HARMONY_MARK
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -33,6 +34,8 @@ def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, A
     """
     if HARMONY_MARK in chat_template:
         return dict(HARMONY)
+    if COHERE_MARK in chat_template and knows_tools:
+        return dict(COHERE)
     fields: dict[str, Any] = {"content": {"close_pattern": _END, "content": "text"}}
     thoughts = next((marks for marks in _THOUGHTS if any(mark in chat_template for mark in marks)), None)
     if thoughts is not None:

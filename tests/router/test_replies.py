@@ -136,6 +136,24 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             ("Hi.", "Hm.", ["f"]),
         ),
         (
+            "<|CHATBOT_TOKEN|> <|START_THINKING|> <|START_ACTION|>",
+            '<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", '
+            '"parameters": {"x": 1}},\n    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}\n]<|END_ACTION|>',
+            ("", "Hm.", ["f", "g"]),
+        ),
+        (
+            "<|CHATBOT_TOKEN|> <|START_THINKING|> <|START_ACTION|>",
+            "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Hi, <b>you</b>."
+            "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
+            ("Hi, <b>you</b>.", "Hm.", []),
+        ),
+        ("<|CHATBOT_TOKEN|> <|START_ACTION|>", "Hi.", ("Hi.", "", [])),
+        (
+            "<tool_calls>",
+            'Hi.\n<tool_calls>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]</tool_calls>',
+            ("Hi.", "", ["f", "g"]),
+        ),
+        (
             "]~b]ai <minimax:tool_call> <think>",
             '<think>\nHm.\n</think>\n\nHi.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">1</parameter>\n'
             '</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>',

@@ -60,6 +60,17 @@ FAMILIES = {
         " to=functions.g<|channel|>commentary json<|message|>",
         " to=",
     ],
+    "<|START_ACTION|>": [
+        "<|START_THINKING|>é<|END_THINKING|>",
+        '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": "é"}}\n]<|END_ACTION|>',
+        "<|START_RESPONSE|>",
+        "<|END_RESPONSE|>",
+        "<|START_TEXT|>",
+        "<|START_ACTION|>",
+        "<|START_",
+        "<|END_OF_TURN_TOKEN|>",
+    ],
+    "<tool_calls>": ["<tool_calls>", '[{"name": "f", "arguments": {}}]', "</tool_calls>", "<tool_call"],
     "<tool_call> <arg_key>": [
         "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value> é </arg_value>\n</tool_call>",
         "<tool_call>",
