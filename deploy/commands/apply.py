@@ -45,7 +45,7 @@ def apply(
     fleet = read_fleet_file(file, source_root)
     if source_root is None:
         check_sources(fleet)
-    began_s = time.monotonic()
+    began_s, file_port = time.monotonic(), fleet.gateway.port
     address, fleet, found = _found(fleet)
     check_cluster_answers(address)
     from deploy.local.local_ray import joined_ray  # Ray reads its environment when it is imported
@@ -58,6 +58,10 @@ def apply(
         with sole_change(fleet.name):
             change = running.change()
             _show(console, change)
+            if found is not None and fleet.gateway.port != file_port:
+                console.print(
+                    f"it serves at {found.url}; gateway.port {file_port} counts when it is started", style="dim"
+                )
             if change.restarts and not restart and not dry_run:
                 raise RestartNeeded(changes=change.restarts)
             is_made = not dry_run and bool(change.in_place or change.restarts)
@@ -67,9 +71,11 @@ def apply(
                 _keep_for_restart(console, found, fleet)
         if is_made:
             try:
-                running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait)
+                problems = running.wait_until_ready(on_change=ModelLines(console).show, deadline_s=wait)
             except FleetStartError as error:  # its remedies are options of `muxfleet up`
                 raise ChangeNotReady(reason=error.reason) from error
+            if problems:
+                raise ChangeNotReady(reason="; ".join(problems))
             console.print(f"applied in {time.monotonic() - began_s:.1f} s")
 
 

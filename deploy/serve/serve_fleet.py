@@ -94,9 +94,9 @@ class ServeFleet:
         deadline_s: float,
         on_stage: Callable[[str], None] = lambda stage: None,
         on_models: Callable[[Sequence[ModelState]], None] = lambda models: None,
-    ) -> None:
-        """Returns when every model is READY, asleep, or has a problem that waiting does not solve. `on_stage` is told
-        what is waited for, again and again, and before that `on_models` how far all are.
+    ) -> Sequence[str]:
+        """Returns when every model is READY, asleep, or has a problem that waiting does not solve: those problems.
+        `on_stage` is told what is waited for, again and again, and before that `on_models` how far all are.
 
         Raises:
             FleetStartError: an application failed, no model became READY, or the time is over.
@@ -124,6 +124,7 @@ class ServeFleet:
         on_stage("waiting for the gateways to see the models")
         self._wait_for_gateway(until_s)
         self._wait_for_gateways(until_s)
+        return [m.problem for m in models if m.problem is not None and not (m.is_as_asked or m.is_asleep)]
 
     def _models(self, until_s: float) -> tuple[ModelState, ...]:
         """A control loop that plans, or starts again, on a busy machine may be slow to answer."""

@@ -1,6 +1,6 @@
 """muxfleet apply, without a cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class FleetWhoseModelsStayAway:
     def deploy(self) -> None:
         pass
 
-    def wait_until_ready(self, **_: object) -> None:
+    def wait_until_ready(self, **_: object) -> Sequence[str]:
         raise FleetStartError(
             reason="models not ready: a", remedy="run again with -v for the logs, or allow more with --wait"
         )
@@ -114,8 +114,9 @@ def test_apply__cluster_at_ray_address__judges_and_makes_the_change_while_no_oth
         def deploy(self) -> None:
             events.append("made")
 
-        def wait_until_ready(self, **_: object) -> None:
+        def wait_until_ready(self, **_: object) -> Sequence[str]:
             events.append("waited")
+            return ()
 
     monkeypatch.setattr("deploy.serve.sole_change.sole_change", alone)
     monkeypatch.setattr("deploy.serve.serve_fleet.ServeFleet", RecordedFleet)
@@ -123,3 +124,25 @@ def test_apply__cluster_at_ray_address__judges_and_makes_the_change_while_no_oth
 
     assert not run("apply", str(file))
     assert events == ["alone with mine", "judged", "made", "no more", "waited"]
+
+
+def test_apply__a_model_does_not_load_and_the_port_is_another__ends_with_1_and_says_both(
+    fleets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that goes on must not take the change for made: it ended with 0, and `nothing changes` of the port."""
+
+    class BrokenModel(FleetWhoseModelsStayAway):
+        def wait_until_ready(self, **_: object) -> Sequence[str]:
+            return ["model 'a' does not load: its tokenizer is damaged"]
+
+    monkeypatch.setattr("deploy.serve.serve_fleet.ServeFleet", BrokenModel)
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILE + "gateway: {port: 21999}\n")
+    with announced(fleets, running_here()), pytest.raises(SystemExit) as ended:
+        main(["apply", str(file)])
+
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert "the fleet runs, but model 'a' does not load: its tokenizer is damaged; `muxfleet status`" in said.err
+    assert f"it serves at {running_here().url}; gateway.port 21999 counts when it is started" in said.out
+    assert "applied in" not in said.out
