@@ -253,6 +253,7 @@ class ModelLoad:
     lost_to: tuple[NeighbourLoss, ...] = ()  # one of each other model of the unit
     ttft_lost_s: float | None = None  # to all of them, on average over the first tokens of the last seconds
     tbt_lost_s: float | None = None  # over the gaps of the last seconds
+    giving_way: int = 0  # of running and waiting, those of low priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,9 @@ class ModelNeeds:
         """An adapter is used with its base."""
         return max(map(self.scale_to_zero.last_used_s, self._family(model)))
 
+    def used_in_earnest_s(self, model: str) -> float:
+        return max(map(self.scale_to_zero.used_in_earnest_s, self._family(model)))
+
     def rate_per_s(self, model: str) -> float:
         return sum(self.popularity.demand(m).rate_per_s for m in self._family(model))
 

@@ -19,23 +19,24 @@ _TRIED_AGAIN_S = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
     """A model that has a place for as long as it is used, and is ready there, or `fails` to load. `placed_s`: since
-    when it has it.
+    when it has it. `used_in_earnest_s`: what requests of low priority do is left out while they are the only ones.
     """
 
     model: str
     placed_s: float
     last_used_s: float
+    used_in_earnest_s: float
     rate_per_s: float
     fails: bool
 
 
 class ModelTurns:
     """Gateways refuse what has waited for `hold_s`: all that are asked for are to come to a place within it, however
-    seldom they are asked for. Who is not used now, or does not load, gives way at once, others after a turn: who is
-    asked for least, or once somebody has waited for half of `hold_s`, who has had its place longest. Streams that run
-    then may go on until the first that waits has waited for most of `hold_s`, at least for another turn; what is left
-    of them goes on when their model's turn comes again. Requests of low priority take no turns: they wait for a place
-    that nobody has used for long.
+    seldom they are asked for. Who is not used now but by requests of low priority, or does not load, gives way at
+    once, others after a turn: who is asked for least, or once somebody has waited for half of `hold_s`, who has had
+    its place longest. Streams that run then may go on until the first that waits has waited for most of `hold_s`, at
+    least for another turn; what is left of them goes on when their model's turn comes again. Requests of low priority
+    take no turns: they wait for a place that nobody has used for long.
     """
 
     def __init__(self, recorder: FlightRecorder) -> None:
@@ -45,6 +46,7 @@ class ModelTurns:
         self._given_s = 0.0
         self._finish_s: dict[str, float] = {}
         self._failed: Set[str] = frozenset()
+        self._only_low: Set[str] = frozenset()
         self._recorder = recorder
         self.turn = PlaceTurn()
 
@@ -62,6 +64,7 @@ class ModelTurns:
         guests, load_s = list(_guests(known, transition, now_s)), self._load_s(known, waiting)
         turn_s = turn_length_s(len(waiting), len(placed), rules, load_s)
         self._note_failures(known, guests, now_s)
+        self._only_low = {g.model for g in guests if g.used_in_earnest_s < g.last_used_s}
         # A turn begins when the model is ready: it would go by while it loads. Nobody noted that before anybody waited.
         known_s = {g.model: g.placed_s if is_first else now_s for g in guests}
         self._ready_since_s = known_s | {m: s for m, s in self._ready_since_s.items() if m in placed and not is_first}
@@ -82,7 +85,7 @@ class ModelTurns:
     def give_way(self, models: Sequence[str]) -> str:
         """Notes that these leave, for those whose turn it is if it is anybody's, and says so."""
         if self.turn.waiting:
-            self._finish_s |= dict.fromkeys(models, self._given_s)
+            self._finish_s |= {m: 0.0 if m in self._only_low else self._given_s for m in models}
         return "".join(f"; {model} gives up its place" for model in models)
 
     def finish_s(self, report: UnitReport, place_of: Callable[[str], str]) -> dict[str, float]:
@@ -111,7 +114,7 @@ class ModelTurns:
     def _due(
         self, order: Sequence[str], guests: Sequence[Guest], turn_s: float, rules: ControlRules, now_s: float
     ) -> PlaceTurn:
-        idle = [g for g in guests if now_s - g.last_used_s >= _IDLE_S]
+        idle = [g for g in guests if now_s - g.used_in_earnest_s >= _IDLE_S]
         served = [g for g in guests if g not in idle and now_s - self._ready_since_s[g.model] >= turn_s]
         patient = [m for m in order if now_s - self._waits_since_s[m] >= turn_s]  # the first ones
         waiting = order[: max(len(idle), min(len(patient), len(idle) + len(served)))]
@@ -122,7 +125,7 @@ class ModelTurns:
 
 
 def _longest_unused(guests: Sequence[Guest]) -> tuple[str, ...]:
-    return tuple(g.model for g in sorted(guests, key=lambda g: (g.last_used_s, g.model)))
+    return tuple(g.model for g in sorted(guests, key=lambda g: (g.used_in_earnest_s, g.last_used_s, g.model)))
 
 
 def turn_length_s(num_waiting: int, num_guests: int, rules: ControlRules, load_s: float = 0.0) -> float:
@@ -147,6 +150,7 @@ def _guests(known: ModelNeeds, transition: Transition, now_s: float) -> Iterator
                 model=model,
                 placed_s=max(transition.placed_s(home, model) for home in homes),
                 last_used_s=float("-inf") if fails else known.last_used_s(model),
+                used_in_earnest_s=float("-inf") if fails else known.used_in_earnest_s(model),
                 rate_per_s=known.rate_per_s(model),
                 fails=fails,
             )

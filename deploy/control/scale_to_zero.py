@@ -11,17 +11,27 @@ class ScaleToZero:
     def __init__(self, popularity: Popularity) -> None:
         self._popularity = popularity
         self._kept_since_s: dict[str, float] = {}
+        self._only_low: set[str] = set()
+        self._ended_total: dict[tuple[str, str], int] = {}
+        self._in_earnest_s: dict[str, float] = {}
 
     def keep(self, model: str, now_s: float) -> None:
         """It is in use, whoever asked: a fresh control loop finds it on a unit, or a unit runs a request of it."""
         self._kept_since_s[model] = now_s
 
     def keep_busy(self, reports: Iterable[UnitReport], now_s: float) -> None:
-        """Keeps what units run or have waiting."""
+        """Keeps what units run or have waiting, and notes whether all of that is of low priority, and what ended."""
+        before, self._ended_total, self._only_low = self._ended_total, {}, set()
         for report in reports:
             for load in report.load.models if report.load is not None else ():
-                if load.running or load.waiting:
+                busy, place = load.running + load.waiting, (report.unit_id, load.model)
+                self._ended_total[place] = load.requests_ended_total
+                if busy:
                     self.keep(load.model, now_s)
+                if busy > load.giving_way or load.requests_ended_total != before.get(place, 0):
+                    self._in_earnest_s[load.model] = now_s
+                elif busy:
+                    self._only_low.add(load.model)
 
     def asleep(self, catalog: Catalog, now_s: float) -> frozenset[str]:
         """A model with an adapter that is awake is awake, too."""
@@ -41,3 +51,7 @@ class ScaleToZero:
         never = float("-inf")
         asked_s = self._popularity.last_asked_s(model)
         return max(never if asked_s is None else asked_s, self._kept_since_s.get(model, never))
+
+    def used_in_earnest_s(self, model: str) -> float:
+        """Returns when it was in use last, where requests of low priority alone use it now: before they did."""
+        return self._in_earnest_s.get(model, float("-inf")) if model in self._only_low else self.last_used_s(model)

@@ -11,7 +11,7 @@ from pdmux_actor.scheduling.sequence import AdapterInUse, TokenSequence
 from pdmux_actor.scheduling.served_counts import ServedCounts
 
 # Of a queue's load, what each of its models has a part of: now, and since it came.
-_DIVIDED = ("running", "waiting", "used_blocks", "quota_blocks", "waiting_tokens")
+_DIVIDED = ("running", "waiting", "used_blocks", "quota_blocks", "waiting_tokens", "giving_way")
 _COUNTED: Mapping[str, str] = MappingProxyType(
     {
         "prefix_hit_tokens_total": "prefix_hit_tokens",
@@ -88,6 +88,7 @@ class Adapters:
                     model=name,
                     running=len(own),
                     waiting=len(waiting),
+                    giving_way=sum(s.gives_way for s in (*own, *waiting)),
                     used_blocks=used_blocks,
                     quota_blocks=quota_blocks,
                     borrowed_blocks=max(0, used_blocks - quota_blocks),

@@ -165,11 +165,13 @@ class LoadReporter:
         base_s, per_token_s = self._prefill_line(queue, prefill_sms or self._num_sms, beside=bool(queue.running))
         decode_step_s = self._decode_step_s(queue, decode_sms or self._num_sms)
         recent = self._recent((queue.model, ""), _Counts.of(queue.counts, now_s, lost_to=lost_to))
-        whole = _load(queue, (base_s, per_token_s), decode_step_s, lost_to, recent)
+        in_batches = self._batches.sequences(queue.model)
+        giving_way = sum(s.gives_way for s in (*queue.sequences(), *in_batches))
+        whole = _load(queue, (base_s, per_token_s), decode_step_s, lost_to, recent, giving_way)
         of_others, loads = queue.counts_of_others, list[ModelLoad]()
         if not of_others:
             return (whole,)
-        for load in self._adapters.split(whole, queue, self._batches.sequences(queue.model)):
+        for load in self._adapters.split(whole, queue, in_batches):
             counts = queue.adapter_counts.get(load.model)
             own = _Counts.of(queue.counts, now_s, others=of_others) if counts is None else _Counts.of(counts, now_s)
             recent = self._recent((queue.model, load.model), own)
@@ -226,6 +228,7 @@ def _load(
     decode_step_s: float,
     lost_to: tuple[NeighbourLoss, ...],
     recent: _Recent,
+    giving_way: int,
 ) -> ModelLoad:
     usage = queue.pool.usage(queue.model)
     return ModelLoad(
@@ -249,6 +252,7 @@ def _load(
         prefill_s_per_token=prefill_line[1],
         decode_step_s=decode_step_s,
         lost_to=lost_to,
+        giving_way=giving_way,
         **recent._asdict(),
     )
 

@@ -101,6 +101,7 @@ class FakeUnit:
     loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
     origins: dict[str, WeightsOrigin] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
+    giving_way: dict[str, int] = field(default_factory=dict)
     drained_s: dict[str, float] = field(default_factory=dict)
     load_s: float = HEARTBEAT_S
     loading_s: dict[str, float] = field(default_factory=dict)
@@ -136,6 +137,7 @@ class FakeUnit:
                     ModelLoad(
                         model=m,
                         running=self.running.get(m, 0),
+                        giving_way=self.giving_way.get(m, 0),
                         waiting=0,
                         used_blocks=0,
                         quota_blocks=quotas.get(m, 0),

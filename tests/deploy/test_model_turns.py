@@ -271,6 +271,23 @@ def test_turn__only_requests_of_low_priority_wait__have_a_place_that_nobody_used
     assert "b" in crowd.waits_s
 
 
+@pytest.mark.parametrize("low", [True, False])
+def test_turn__requests_of_low_priority_alone_use_a_place__gives_way_at_once(low: bool) -> None:
+    crowd = crowded("a", "b", solver=MemoryGreedySolver(), runs_s=90.0)
+    crowd.ask("a")
+    crowd.world.held_low["a"] = int(low)
+    crowd.come({}, for_s=4.0)
+    unit = crowd.world.units["u1"]
+    unit.giving_way["a"] = int(low)
+    crowd.come({}, for_s=1.0)
+    crowd.runs_s = 1.0
+    crowd.ask("b")
+    crowd.come({}, for_s=4.5)
+
+    assert bool(crowd.waits_s.get("b")) is low
+    assert ("a" in unit.ready()) is not low
+
+
 def test_turn__no_unit_could_ever_hold_it__nobody_leaves_for_it() -> None:
     huge = replace(SPEC, num_layers=64 * SPEC.num_layers)
     crowd = crowded("a", catalog_model("z", spec=huge, sleeps_after_s=300.0), solver=MemoryGreedySolver())

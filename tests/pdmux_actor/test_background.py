@@ -90,3 +90,16 @@ def test_background__its_gaps__count_in_no_share_of_gaps_in_time(steps) -> None:
     load = engine.scheduler.load_report().models[0]
     assert load.output_tokens_total == 30
     assert load.tbt_attainment is None
+
+
+def test_load_report__some_requests_give_way__says_how_many_of_all_that_wait_and_run() -> None:
+    batch = [Arrival(background(f"batch-{i}", max_tokens=400)) for i in range(3)]
+    people = [Arrival(make_request(f"person-{i}", max_tokens=20)) for i in range(2)]
+    engine = VirtualEngine([(0.0, event) for event in (*batch, *people)])
+    told = set()
+    while not engine.is_over:
+        engine.loop.turn()
+        told |= {(m.running + m.waiting, m.giving_way) for m in engine.scheduler.load_report().models}
+
+    assert {(5, 3), (3, 3)} <= told
+    assert all(giving_way == min(3, all_) for all_, giving_way in told)
