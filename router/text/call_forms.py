@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_CALLS, _ONE, _SEP, _ONE_END, _CALLS_END = (  # DeepSeek's, whose bars have full width
+_CALLS, DEEPSEEK_ONE, DEEPSEEK_SEP, DEEPSEEK_ONE_END, _CALLS_END = (  # DeepSeek's, whose bars have full width
     f"<\uff5ctool▁{word}\uff5c>" for word in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
 )
 _CALL: Mapping[str, Any] = {"type": "function", "function": "{content}"}
@@ -77,17 +77,17 @@ _GLM: Mapping[str, Any] = {
     "content_args": {"tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
     "transform": _NAMED_CALL,
 }
-_DEEPSEEK: Mapping[str, Any] = {  # since V3.1
-    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{_ONE}\s*(?P<name>[^\s<]+)\s*{_SEP}",
-    "close": _ONE_END,
+DEEPSEEK: Mapping[str, Any] = {  # since V3.1
+    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*(?P<name>[^\s<]+)\s*{DEEPSEEK_SEP}",
+    "close": DEEPSEEK_ONE_END,
     "repeats": True,
     "content": "json",
     "transform": _NAMED_CALL,
 }
-_DEEPSEEK_FENCED: Mapping[str, Any] = {
-    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{_ONE}\s*function{_SEP}"
+DEEPSEEK_FENCED: Mapping[str, Any] = {
+    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*function{DEEPSEEK_SEP}"
     r"(?P<name>[^\s<]+)\s*```json\s",
-    "close_pattern": rf"\s*```\s*{_ONE_END}",
+    "close_pattern": rf"\s*```\s*{DEEPSEEK_ONE_END}",
     "repeats": True,
     "content": "json",
     "transform": _NAMED_CALL,
@@ -111,8 +111,8 @@ _MINIMAX: Mapping[str, Any] = {
 
 # By what a chat template says, all of it: the first that fits.
 _TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
-    ((_ONE, "```json"), _DEEPSEEK_FENCED),
-    ((_ONE,), _DEEPSEEK),
+    ((DEEPSEEK_ONE, "```json"), DEEPSEEK_FENCED),
+    ((DEEPSEEK_ONE,), DEEPSEEK),
     (("<|tool_call_begin|>",), KIMI),
     (("<seed:tool_call>",), _SEED),
     (("<TOOLCALL>",), _NEMOTRON),
@@ -128,8 +128,8 @@ _TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
 )
 # Of forms with a pair of outer marks around all calls the second one. The first belongs to the first call.
 _ENDS: Sequence[tuple[Mapping[str, Any], str]] = (
-    (_DEEPSEEK, rf"\s*{_CALLS_END}"),
-    (_DEEPSEEK_FENCED, rf"\s*{_CALLS_END}"),
+    (DEEPSEEK, rf"\s*{_CALLS_END}"),
+    (DEEPSEEK_FENCED, rf"\s*{_CALLS_END}"),
     (KIMI, r"\s*<\|tool_calls_section_end\|>"),
     (_MINIMAX, r"\s*</minimax:tool_call>"),
 )

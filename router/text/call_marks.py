@@ -5,7 +5,16 @@ from typing import Any
 
 import msgspec
 
-from router.text.call_forms import HERMES, LLAMA_3, QWEN_XML
+from router.text.call_forms import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    DEEPSEEK_ONE,
+    DEEPSEEK_ONE_END,
+    DEEPSEEK_SEP,
+    HERMES,
+    LLAMA_3,
+    QWEN_XML,
+)
 from router.text.reply_templates import TOOL_FIELD
 
 
@@ -27,6 +36,11 @@ class CallMarks(msgspec.Struct, frozen=True):
 _MARKS: Sequence[tuple[Mapping[str, Any], CallMarks]] = (
     (HERMES, CallMarks("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")),
     (QWEN_XML, CallMarks("<tool_call>", "<tool_call>\n<function=", ">\n", "\n</function>\n</tool_call>", "qwen_xml")),
+    (DEEPSEEK, CallMarks(DEEPSEEK_ONE, DEEPSEEK_ONE, DEEPSEEK_SEP, DEEPSEEK_ONE_END)),
+    (
+        DEEPSEEK_FENCED,
+        CallMarks(DEEPSEEK_ONE, f"{DEEPSEEK_ONE}function{DEEPSEEK_SEP}", "\n```json\n", f"\n```{DEEPSEEK_ONE_END}"),
+    ),
     (LLAMA_3, CallMarks('{"name":', '{"name": "', '", "parameters": ', "}", separators=("; ", ";", "\n", " "))),
 )
 

@@ -33,6 +33,7 @@ from pdmux_actor.serving.detokenizer import TokenBytes
 from profiler.roofline import RooflineLatency
 from router.openai.tools import FunctionTool, tool_use
 from router.text.call_marks import call_marks
+from router.text.reply_parser import ReplyParser
 from router.text.reply_templates import template_for
 
 MODEL = "demo-llama"
@@ -345,3 +346,35 @@ def test_constraint__strict_tools_of_llama_3__let_calls_follow_one_another_and_n
     constraint = model.compiler.constraint(form, 0, ())
 
     assert constraint.follows([*model.tokenizer.encode(said).ids, *model.compiler.end_token_ids[:1]]) is passes
+
+
+ONE, SEP, ONE_END, CALLS, CALLS_END = (
+    f"<\uff5ctool▁{word}\uff5c>" for word in ("call▁begin", "sep", "call▁end", "calls▁begin", "calls▁end")
+)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "begin", "end"),
+    [
+        (ONE, ("{name}" + SEP).format, ONE_END),
+        (f"{ONE} ```json", ("function" + SEP + "{name}\n```json\n").format, f"\n```{ONE_END}"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "arguments", "passes"),
+    [("weather", '{"city": "Rome"}', True), ("weather", '{"town": "Rome"}', False), ("other", '{"city": "R"}', False)],
+)
+def test_constraint__strict_tools_of_deepseek__lets_through_what_is_read_as_a_call(
+    model, chat_template, begin, end, name, arguments, passes
+) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    functions = [{"name": "weather", "parameters": {**city, "additionalProperties": False}, "strict": True}]
+    tools = [FunctionTool.model_validate({"type": "function", "function": one}) for one in functions]
+    template = template_for(chat_template)
+    form = tool_use(tools, "auto", parallel=None).strict_calls(call_marks(template, ()))
+    constraint = model.compiler.constraint(form, 0, ())
+    said = f"Sure.{CALLS}{ONE}{begin(name=name)}{arguments}{end}{CALLS_END}"
+    read = ReplyParser(template, "", ()).feed(said, ends=True)
+
+    assert constraint.follows([*model.tokenizer.encode(said).ids, *model.compiler.end_token_ids[:1]]) is passes
+    assert (read.text, [(call.name, call.arguments) for call in read.tool_calls]) == ("Sure.", [(name, arguments)])

@@ -13,6 +13,11 @@ from router.text.reply_templates import template_for
         ("<tool_call>", '<tool_call>\n{"name": "f", "arguments": '),
         ("<tool_call> <function=", "<tool_call>\n<function=f>\n"),
         ("<|start_header_id|>", '{"name": "f", "parameters": '),
+        ("<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁begin\uff5c>f<\uff5ctool▁sep\uff5c>"),
+        (
+            "<\uff5ctool▁call▁begin\uff5c> ```json",
+            "<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>f\n```json\n",
+        ),
     ],
 )
 def test_call_marks__of_a_known_family__are_how_its_calls_begin(chat_template, begin) -> None:
