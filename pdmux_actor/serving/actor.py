@@ -196,7 +196,7 @@ class PdmuxActor:
                 if lease is not None:
                     pace.note("lease", lease, loop.time())
                     self._unit.apply_lease(lease)
-            await asyncio.sleep(settings.heartbeat_period_s)
+            await self._unit.news_within(settings.heartbeat_period_s)
 
     async def _heartbeat(self, report: UnitReport) -> Lease | None:
         """None while the control loop does not answer: the last lease stays."""

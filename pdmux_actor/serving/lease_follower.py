@@ -99,6 +99,7 @@ class LeaseFollower:
         self._may_sleep: dict[str, ModelAssignment] = {}
         self._finish_s: Mapping[str, float] = {}
         self._slept: dict[str, _Slept] = {}
+        self._is_news = asyncio.Event()
         self._none_leaving = asyncio.Event()
         self._none_leaving.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,6 +149,15 @@ class LeaseFollower:
             *(ModelStatus(model=w.model, phase=ModelPhase.ASLEEP, asleep=w) for w in asleep),
         )
 
+    async def news_within(self, timeout_s: float) -> None:
+        """Returns once a model is ready or gone, which somebody may wait for; at the latest after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_news.wait()
+        except TimeoutError:
+            pass  # nothing is new
+        self._is_news.clear()
+
     def stream_ended(self, held: HeldModel) -> None:
         held.open_streams -= 1
         if held.open_streams == 0:
@@ -171,6 +181,7 @@ class LeaseFollower:
                 await self._let_go(held)
             elif wanted is None:
                 del self._held[held.model]
+                self._is_news.set()
                 await self._forget_sleepers()  # the lease may have changed its mind about this one meanwhile
                 return
             elif held.in_engine:
@@ -204,6 +215,7 @@ class LeaseFollower:
         held.in_engine = True
         self._slept.pop(held.model, None)
         held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
+        self._is_news.set()
         self._note_leaving()
         self._tell_family(held)
         newest = self._wanted.get(held.model)

@@ -110,6 +110,10 @@ class Unit:
             self._stream_token = lease.stream_token
             self._server.set_token(lease.stream_token)
 
+    async def news_within(self, timeout_s: float) -> None:
+        """Returns once `report` tells of a model that is ready or gone, at the latest after `timeout_s`."""
+        await self._follower.news_within(timeout_s)
+
     def report(self) -> UnitReport:
         assert self._capacity is not None, "the unit has not started"
         return UnitReport(

@@ -106,6 +106,18 @@ async def test_unit__lease_names_a_model_while_another_leaves__is_loaded_at_once
     await until(lambda: phases(unit) == {"tiny": "draining", "b": "ready"})
 
 
+async def test_unit__model_is_ready_or_gone__is_told_at_once(leased, fake_engine, make_lease, phases):
+    unit, _ = leased
+    await unit.news_within(0.01)  # of the model that it has
+    async with asyncio.timeout(10.0):
+        unit.apply_lease(make_lease(2))
+        await unit.news_within(3600.0)
+        assert phases(unit) == {}
+        unit.apply_lease(make_lease(3, "b"))
+        await unit.news_within(3600.0)
+        assert phases(unit) == {"b": "ready"}
+
+
 async def test_unit__load_fails_while_models_leave__is_tried_again_when_they_are_gone(
     make_unit, fake_engine, make_lease, make_request, connect, until, phases
 ):
