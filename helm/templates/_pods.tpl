@@ -54,10 +54,10 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .group.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ toYaml . }}
   {{- end }}
   {{- with .group.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ toYaml . }}
   {{- end }}
   {{- with .group.nodeSelector }}
   nodeSelector:

@@ -9,6 +9,7 @@ from scripts.chart.value_types import (
     Digest,
     EnvVars,
     LocalObjectReferences,
+    ObjectName,
     Quantity,
     Resources,
     Section,
@@ -59,9 +60,9 @@ class PodGroup(Section):
     """Pod and node affinity."""
     topology_spread_constraints: TopologySpread = []
     """A constraint without labelSelector gets the group's own pods."""
-    priority_class_name: str = ""
+    priority_class_name: ObjectName = ""
     """PriorityClass of the pods."""
-    runtime_class_name: str = ""
+    runtime_class_name: ObjectName = ""
     """RuntimeClass of the pods, for example nvidia."""
     pod_labels: StringMap = {}
     """Changing them replaces the pods, as upgrade.strategy says."""

@@ -34,7 +34,7 @@ ServiceSpec = Annotated[dict[str, Any], _kubernetes("io.k8s.api.core.v1.ServiceS
 IngressTls = Annotated[list[Any], _kubernetes("io.k8s.api.networking.v1.IngressTLS", is_list=True)]
 StringMap = dict[str, str]
 DnsLabel = Annotated[str, StringConstraints(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")]
-SecretName = Annotated[str, StringConstraints(max_length=253, pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$")]
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$")]
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64})?$")]
 Percent = Annotated[int, Field(ge=0, le=100)]

@@ -12,11 +12,11 @@ from scripts.chart.value_types import (
     IngressTls,
     NetworkPolicyEgressRules,
     NetworkPolicyPeers,
+    ObjectName,
     Percent,
     PodSecurityContext,
     Quantity,
     Resources,
-    SecretName,
     Section,
     SecurityContext,
     ServiceSpec,
@@ -64,7 +64,7 @@ class Upgrade(Section):
 
     strategy: Literal["RollingUpdate", "NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = "RollingUpdate"
     """RollingUpdate replaces pods one by one, NewCluster needs the GPUs twice for a while, None applies nothing."""
-    existing_secret: SecretName = ""
+    existing_secret: ObjectName = ""
     """RollingUpdate only: Secret with an API key, where the gateway asks for keys."""
     key: Annotated[str, StringConstraints(min_length=1)] = "api-key"
     """Key in that Secret."""
@@ -73,7 +73,7 @@ class Upgrade(Section):
         "limits": {"cpu": "1", "memory": "1Gi"},
     }
     """RollingUpdate only: of the Job that replaces the pods."""
-    gateway_class_name: str = ""
+    gateway_class_name: ObjectName = ""
     """Incremental only: a class of a Gateway API controller."""
     step_size_percent: Annotated[int, Field(ge=1, le=100)] = 10
     """Incremental only: share of traffic moved at once."""
@@ -99,7 +99,7 @@ class Redis(Section):
     """host:port, redis://host:port, or rediss://host:port for TLS. Empty: no fault tolerance."""
     username: str = ""
     """Only if the Redis has users."""
-    existing_secret: SecretName = ""
+    existing_secret: ObjectName = ""
     """Secret with the password."""
     password_key: str = "password"
     """Key of the password in that Secret."""
@@ -112,12 +112,12 @@ class RayAuth(Section):
     """disabled lets every pod that reaches the cluster run code in it."""
     allow_disabled: bool = False
     """Must be true for mode: disabled."""
-    existing_secret: SecretName = ""
+    existing_secret: ObjectName = ""
     """Secret with the key auth_token. Default: KubeRay makes one."""
 
 
 class SecretReference(Section):
-    existing_secret: SecretName = ""
+    existing_secret: ObjectName = ""
     """Name of a Secret that is there."""
     key: Annotated[str, StringConstraints(min_length=1)]
     """Key in the Secret."""
@@ -133,7 +133,7 @@ class HuggingFace(SecretReference):
 class ApiKeys(Section):
     """The file of API keys (`muxfleet keys`). Name it in fleet.gateway.api_keys as /etc/muxfleet/api-keys/KEY."""
 
-    existing_secret: SecretName = ""
+    existing_secret: ObjectName = ""
     """Secret that holds the file. Changes reach the gateways without a restart."""
 
 
@@ -144,7 +144,7 @@ class ModelCache(Section):
     """Without it every pod downloads for itself."""
     existing_claim: DnsLabel = ""
     """A claim that is there, instead of a new one."""
-    storage_class_name: str = ""
+    storage_class_name: ObjectName = ""
     """Default: the cluster's default class."""
     access_modes: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"]] = ["ReadWriteMany"]
     """Pods on several nodes need ReadWriteMany."""
@@ -174,7 +174,7 @@ class Ingress(Section):
 
     enabled: bool = False
     """Make one."""
-    class_name: str = ""
+    class_name: ObjectName = ""
     """Default: the cluster's default class."""
     annotations: StringMap = {}
     """Switch response buffering off and the read timeout up for streams; names differ by controller."""
@@ -302,7 +302,7 @@ class TestPod(Section):
     """Make the pod."""
     model: str = ""
     """Default: the first model of the fleet."""
-    existing_secret: SecretName = ""
+    existing_secret: ObjectName = ""
     """Secret with an API key, where the gateway asks for keys. Default: that of upgrade.existingSecret."""
     key: Annotated[str, StringConstraints(min_length=1)] = "api-key"
     """Key in that Secret."""

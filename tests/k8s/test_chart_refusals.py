@@ -271,6 +271,11 @@ SCHEMA: Mapping[str, tuple[dict[str, Any] | None, str, str]] = {
         "- image.digest: Does not match pattern '^(sha256:[0-9a-f]{64})?$'",
         "- at '/image/digest': 'latest' does not match pattern '^(sha256:[0-9a-f]{64})?$'",
     ),
+    "class that no object can have": (
+        {"head": {"runtimeClassName": "A b: {c}"}},
+        "- head.runtimeClassName: Does not match pattern '^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$'",
+        "- at '/head/runtimeClassName': 'A b: {c}' does not match pattern '^([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?$'",
+    ),
     "key of a toleration": (
         {"workers": {"tolerations": [{"keyy": "a"}]}},
         "- workers.tolerations.0: Additional property keyy is not allowed",

@@ -53,6 +53,11 @@ def test_ci_values__folder__has_the_ten_kinds() -> None:
     }
 
 
+def test_class_name__of_digits__is_text(helm4: Helm, chart: Path) -> None:
+    head, _ = groups(ray_service(objects(helm4, chart, {"head": {"runtimeClassName": "1"}})))
+    assert head["template"]["spec"]["runtimeClassName"] == "1"
+
+
 def test_drain__longer_than_by_default__times_of_serve_ray_and_kubernetes_follow(helm4: Helm, chart: Path) -> None:
     drain = DrainSection(move_s=200.0, finish_s=300.5)
     service = ray_service(objects(helm4, chart, {"fleet": {"drain": drain.model_dump()}}))
