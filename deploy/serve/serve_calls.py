@@ -8,9 +8,9 @@ import ray
 from ray.exceptions import RayActorError
 from ray.serve._private.api import _create_controller_and_proxy_refs
 from ray.serve._private.common import DeploymentID
-from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
+from ray.serve._private.constants import HTTP_PROXY_TIMEOUT, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import ControllerOptions
-from ray.serve.context import _get_global_client
+from ray.serve.context import _cached_client_from_current_session, _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema, ServeInstanceDetails, ServeStatus
 
@@ -76,5 +76,11 @@ def update_replicas(deployment: Any, number: int) -> None:  # noqa: ANN401  Serv
 def _controller() -> Any:  # noqa: ANN401  Serve's client class is private
     if not ray.is_initialized():
         raise RayServeException("this process is in no Ray cluster")  # Serve would start one
+    if not _cached_client_from_current_session():  # Serve's first client of a process waits for it without an end
+        try:
+            controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        except ValueError as error:
+            raise RayServeException("no Serve runs in this cluster") from error
+        ray.get(controller.get_http_config.remote(), timeout=_DETAILS_S)
     client: Any = _get_global_client()
     return client._controller

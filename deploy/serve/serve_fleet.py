@@ -232,10 +232,12 @@ def _take_down(*, with_serve: bool) -> None:
 def _refuse_foreign_applications() -> bool:
     """Whether Serve runs there."""
     try:
-        _client()
+        others = sorted(serve_status().applications)
     except RayServeException:
         return False
-    if others := sorted(serve.status().applications):
+    except GetTimeoutError as error:
+        raise FleetStartError(reason="Serve's controller in this cluster does not answer", remedy=_SEE_LOGS) from error
+    if others:
         raise FleetStartError(
             reason=f"Serve already runs {', '.join(others)} in this cluster",
             remedy="use `muxfleet render FILE` and `serve deploy` to change a running cluster",

@@ -7,15 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
 from deploy.errors import FleetStartError, FleetUnreachable, StopUnanswered
 from deploy.fleet_file.settings import parse_fleet_file
-from deploy.serve import serve_fleet, serve_silence
+from deploy.serve import serve_calls, serve_fleet, serve_silence
 from deploy.serve.controller import Controller
 from deploy.serve.serve_calls import check_serve_answers, until_proxies_serve
-from deploy.serve.serve_fleet import ServeFleet
+from deploy.serve.serve_fleet import ServeFleet, _refuse_foreign_applications
 from deploy.serve.serve_silence import SILENT_S, ServeWatch
 
 FLEET = parse_fleet_file("{name: f, models: [{id: a, source: org/a}]}", name="f.yaml", base=Path("/"))
@@ -70,6 +71,26 @@ async def test_controller__serve_says_nothing_and_comes_back__are_events(monkeyp
 def test_serve_calls__outside_of_a_cluster__start_none() -> None:
     with pytest.raises(RayServeException, match="in no Ray cluster"):
         check_serve_answers()
+
+
+@pytest.mark.parametrize(
+    "ask", [serve_calls.serve_details, serve_calls.check_serve_answers, _refuse_foreign_applications]
+)
+def test_serve_calls__first_of_a_process_and_serve_stands__end(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
+    """`muxfleet apply` said nothing for 400 s: Serve's client waits for its controller without an end."""
+
+    def waited_for(*_: object, timeout: float | None = None) -> Any:
+        assert timeout is not None, "for ever"
+        silent()
+
+    asked = SimpleNamespace(remote=lambda: None)
+    stands = SimpleNamespace(get_http_config=asked, get_root_url=asked)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_actor", lambda *_, **__: stands)
+    monkeypatch.setattr(ray, "get", waited_for)
+
+    with pytest.raises((GetTimeoutError, FleetStartError)):
+        ask()
 
 
 @pytest.mark.parametrize("ask", [ServeFleet.change, ServeFleet.deploy])
