@@ -21,7 +21,7 @@ models:
     source: {source}
     max_model_len: 8192
     slo: {{ttft_s: 1.0, tbt_s: 0.05}}
-    demand: {{rate_per_s: 4.0, prompt_tokens: 300, output_tokens: 20}}
+    demand: {{rate_per_s: 4.0, prompt_tokens: 7000, output_tokens: 20}}
 pools:
   - {{name: h, device: simulated, gpu_type: H100, gpus_per_node: 1, mesh_gpus: 1, kv_memory: 8GiB}}
 engine: {{block_bytes: 64KiB}}
@@ -52,11 +52,11 @@ POLICIES = ("--policy", "mux", "--policy", "chunked_prefill", "--policy", "prefi
 
 @pytest.mark.parametrize(
     "options",
-    [POLICIES, (*POLICIES, "--sweep", "rate=5,400"), ("--sweep", "rate=5,50,400,500")],
+    [POLICIES, (*POLICIES, "--sweep", "rate=0.5,50"), ("--sweep", "rate=0.5,5,40")],
     ids=["policies", "sweeps of policies", "one sweep"],
 )
 def test_simulate__in_three_processes__writes_what_one_writes(options, tmp_path):
-    simulate = ("simulate", fleet_file(tmp_path), "--duration", 4, *options)
+    simulate = ("simulate", fleet_file(tmp_path), "--duration", 2, *options)
     one, three = (command(tmp_path, f"jobs{n}", *simulate, "--jobs", n) for n in (1, 3))
     assert one == three
     assert one["deployments"]
