@@ -38,7 +38,7 @@ MOONCAKE = ROOT.parent / "shared" / "traces" / "mooncake_conversation.parquet"
 OPTIONS = RunOptions(limits=GatewayLimits(), gateways=2)
 ONE_RUN = """
 import runpy, sys
-from deploy.compilation.compiled_finder import prefer_compiled_modules
+from deploy.compilation.compiled_modules import prefer_compiled_modules
 
 prefer_compiled_modules()
 sys.argv = sys.argv[1:]

@@ -17,7 +17,7 @@ def main() -> None:
     try:
         claim()
         leave_pandas_out()
-        from deploy.compilation.compiled_finder import prefer_compiled_modules
+        from deploy.compilation.compiled_modules import prefer_compiled_modules
 
         prefer_compiled_modules()
         from deploy.cli import main as run

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deploy.commands.given_command import given_command, without_user
-from deploy.commands.json_file import FiguresFile, writable, write_json
+from deploy.commands.json_file import FiguresFile, given_command, without_user, writable, write_json
 from deploy.commands.replay_screen import replay_with_progress, show_figures, show_trouble
 from deploy.commands.terminal import terminal
 from deploy.environment import api_key as known_api_key

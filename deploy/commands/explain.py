@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.commands.json_file import writable, write_json
-from deploy.commands.measured_pace import pace_in_words
 from deploy.commands.plan_screen import headroom
+from deploy.commands.table_cells import pace_in_words
 from deploy.commands.terminal import terminal
 from deploy.commands.told_progress import told_work
 from deploy.errors import OptionNotUsable

@@ -7,8 +7,16 @@ from msgspec import to_builtins
 from rich.table import Table
 
 from deploy.commands.fitted_table import FittedTable
-from deploy.commands.measured_pace import pace_in_words
-from deploy.commands.table_cells import NONE, blocks_cell, fitted, load_bar, lost_cell, milliseconds, share_cell
+from deploy.commands.table_cells import (
+    NONE,
+    blocks_cell,
+    fitted,
+    load_bar,
+    lost_cell,
+    milliseconds,
+    pace_in_words,
+    share_cell,
+)
 from deploy.control.decision_history import PlacementDecision
 from deploy.control.fleet_status import FleetStatus, UnitStatus
 from deploy.inspection.gateway_figures import ModelFigures

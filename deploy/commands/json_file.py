@@ -1,7 +1,10 @@
-"""Files that a command writes: what it found, for scripts."""
+"""Files that a command writes: what it found, for scripts, and by which command."""
 
 import json
 import os
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -81,3 +84,28 @@ def write_json(path: Path, data: object) -> None:
         path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error
+
+
+_USER = re.compile(r"://[^/@\s]*@")  # a name and a password in an address
+
+
+def given_command(context: typer.Context) -> str:
+    """Returns arguments and options in the order of the help. Keys and passwords are left out."""
+    words = ["muxfleet", *context.command_path.split()[1:]]
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            words += _said(parameter.name or "", parameter.opts[0], context.params[parameter.name or ""])
+    return shlex.join(words)
+
+
+def without_user(address: str) -> str:
+    return _USER.sub("://...@", address)
+
+
+def _said(name: str, option: str, value: object) -> Iterator[str]:
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if option.startswith("-"):
+            yield option
+        if not isinstance(one, bool):
+            yield "..." if name.endswith("key") else without_user(str(one))

@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 
 from deploy.commands.asked_requests import AskedRequests
-from deploy.commands.given_command import given_command
-from deploy.commands.json_file import FiguresFile, PlotFolder, write_json
+from deploy.commands.json_file import FiguresFile, PlotFolder, given_command, write_json
 from deploy.commands.simulation_screen import (
     RunProgressed,
     SimulationProgress,
@@ -27,7 +26,7 @@ from deploy.commands.simulation_screen import (
 from deploy.commands.table_cells import few_requests_line
 from deploy.commands.terminal import terminal
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.adapter_shapes import with_adapters_folded
+from deploy.fleet_file.model_specs import with_adapters_folded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
 from deploy.reports.figure_texts import PERCENTS
 from deploy.simulation.control import LoadTimes

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from deploy.commands.fairness_tables import fairness_dict, fairness_line, key_table
 from deploy.commands.fitted_table import FittedTable
 from deploy.commands.fleet_tables import (
     as_dict,
@@ -21,7 +20,7 @@ from deploy.commands.fleet_tables import (
     unit_table,
 )
 from deploy.commands.json_file import FiguresFile, write_json
-from deploy.commands.table_cells import fitted
+from deploy.commands.table_cells import fairness_dict, fairness_line, fitted, key_table
 from deploy.commands.terminal import terminal
 from deploy.control.fleet_status import ModelState, UnitStatus
 from deploy.errors import ControlLoopUnreachable, FleetUnreachable

@@ -1,9 +1,14 @@
-"""Figures as tables of a fleet show them."""
+"""Figures as tables of a fleet show them: in cells, in words, and how evenly models and API keys are served."""
 
 from collections.abc import Mapping
 
+from msgspec import to_builtins
+
 from deploy.commands.fitted_table import FittedTable
+from deploy.inspection.live_fleet import LiveFleet
 from pdmux_actor.lease import LoadProgress, LoadStage
+from placement.step_correction import StepCorrection
+from router.access.key_fairness import KeysReport
 
 NONE = "-"
 
@@ -64,3 +69,71 @@ def few_requests_line(finished: Mapping[str, int]) -> str | None:
     more = f" and {len(few) - _MOST_NAMED} more" if len(few) > _MOST_NAMED else ""
     named = ", ".join(few[:_MOST_NAMED])
     return f"fewer than {_ENOUGH} requests ended, so TTFT p99 is nearly the slowest one: {named}{more}"
+
+
+def pace_in_words(correction: StepCorrection) -> str | None:
+    """None where nothing is corrected.
+
+    >>> pace_in_words(StepCorrection(prefill=1.3, decode=1.3))
+    'runs 30 % slower than its model'
+    >>> pace_in_words(StepCorrection(prefill=0.9, contention=1.25))
+    'runs prefills 10 % faster than its model; decode beside prefills takes 25 % longer'
+    >>> pace_in_words(StepCorrection()) is None
+    True
+    """
+    prefill, decode = (_words(factor) for factor in (correction.prefill, correction.decode))
+    if prefill == decode:
+        parts = [f"runs {prefill} than its model"] if prefill is not None else []
+    else:
+        named = [f"{what} {words}" for what, words in (("prefills", prefill), ("decode steps", decode)) if words]
+        parts = [f"runs {' and '.join(named)} than its model"]
+    if (beside := _percent(correction.contention)) != 0:
+        parts.append(f"decode beside prefills takes {abs(beside)} % {'longer' if beside > 0 else 'less'}")
+    return "; ".join(parts) or None
+
+
+def _words(factor: float) -> str | None:
+    percent = _percent(factor)
+    return None if percent == 0 else f"{abs(percent)} % {'slower' if percent > 0 else 'faster'}"
+
+
+def _percent(factor: float) -> int:
+    return round(100 * (factor - 1))
+
+
+def key_table(report: KeysReport) -> FittedTable:
+    table = fitted("API key", "requests", "tokens", "lately", "share", "even share", "prompt tokens waiting", "refused")
+    for key in report.keys:
+        figures = key.figures
+        table.add_row(
+            figures.name,
+            str(figures.requests),
+            str(figures.tokens),
+            str(figures.recent_tokens),
+            share_cell(key.share),
+            NONE if key.share is None else share_cell(report.fair_share),
+            str(figures.waiting_tokens),
+            str(figures.rate_limited + figures.not_allowed),
+        )
+    return table
+
+
+def fairness_line(fleet: LiveFleet, keys: KeysReport | None) -> str | None:
+    """None where there is nothing to compare."""
+    told = []
+    if fleet.jain_index is not None and len(fleet.models) > 1:
+        told.append(f"{fleet.jain_index:.2f} of models' requests in time")
+    if keys is not None and keys.jain_index is not None and len(keys.keys) > 1:
+        told.append(f"{keys.jain_index:.2f} of keys' tokens in the last {keys.window_s / 60:.0f} minutes")
+    return f"Jain's index (1: all alike): {', '.join(told)}" if told else None
+
+
+def fairness_dict(fleet: LiveFleet, keys: KeysReport | None) -> dict[str, object]:
+    return {
+        "models": {
+            "jain_index": fleet.jain_index,
+            "in_time": {m.model: m.in_time for m in fleet.models},
+            "token_share": {m.model: m.token_share for m in fleet.models},
+        },
+        "keys": to_builtins(keys),
+    }

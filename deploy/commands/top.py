@@ -10,11 +10,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deploy.commands.fairness_tables import fairness_line
 from deploy.commands.fitted_table import FittedTable
 from deploy.commands.fleet_tables import gateway_table, short_names
 from deploy.commands.status import DEFAULT_URL
-from deploy.commands.table_cells import NONE, bar, blocks_cell, fitted, lost_cell, share_cell
+from deploy.commands.table_cells import NONE, bar, blocks_cell, fairness_line, fitted, lost_cell, share_cell
 from deploy.commands.terminal import terminal
 from deploy.inspection.gateway_figures import ModelFigures, RecentFigures, read_gateways
 from deploy.inspection.live_events import FollowedFleet

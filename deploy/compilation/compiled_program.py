@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-from deploy.compilation.compiled_finder import prefer_compiled_modules
+from deploy.compilation.compiled_modules import prefer_compiled_modules
 
 
 def main() -> None:

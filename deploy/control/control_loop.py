@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from deploy.control.adapter_leases import assignments, held_by
 from deploy.control.control_rules import ControlRules, ControlTiming
 from deploy.control.control_state import ControlState
 from deploy.control.cordons import Cordon, Cordons
@@ -13,21 +12,19 @@ from deploy.control.fleet_costs import FleetCosts
 from deploy.control.fleet_status import FleetStatus
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.host_memory_models import sleepers_of
-from deploy.control.leases import LeaseBook
+from deploy.control.leases import LeaseBook, assignments, held_by
 from deploy.control.model_needs import ModelNeeds, explain_also
 from deploy.control.model_turns import ModelTurns
 from deploy.control.plan_choice import Needs
 from deploy.control.plan_migration import PlanMigration
-from deploy.control.plan_requests import Asked, PlanRequests
+from deploy.control.plan_requests import Asked, PlanRequests, verdict_on
 from deploy.control.plan_solution import Solution
-from deploy.control.plan_verdict import verdict_on
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.control.pool_scaling import PoolScaling, ScaledPool
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
-from deploy.control.settled_units import is_settled
 from deploy.control.succession import Succession, wanted_digest
-from deploy.control.told_states import model_states, unit_states
+from deploy.control.told_states import is_settled, model_states, unit_states
 from deploy.control.transition import in_words
 from deploy.control.unit_registry import Lost
 from deploy.control.usable_units import Fleet

@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from deploy.control.attainment_watch import AttainmentWatch
-from deploy.control.burst_estimate import BurstEstimate
 from deploy.control.control_state import KeptDemand
-from deploy.control.rate_estimate import RateEstimate, RateTuning
-from deploy.control.target_learning import TargetLearning
+from deploy.control.rate_estimate import BurstEstimate, RateEstimate, RateTuning
+from deploy.control.target_learning import AttainmentWatch, TargetLearning
 from placement.demand import ModelDemand
 from router.admission.demand_report import DemandReport, ModelAsked, added
 

@@ -1,4 +1,4 @@
-"""Says how far models and units are, for a person who asks."""
+"""Says how far models and units are: for a person who asks, and for Serve, which may stop the next unit only then."""
 
 from collections import defaultdict
 from collections.abc import Sequence, Set
@@ -10,6 +10,7 @@ from deploy.control.model_needs import ModelNeeds
 from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import CatalogModel
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase, ModelStatus
+from placement.plan import Plan
 
 _WITHOUT_WEIGHTS = frozenset({ModelPhase.ASLEEP, ModelPhase.FAILED})
 
@@ -79,3 +80,24 @@ def _model_state(
 
 def _progressed(progress: LoadProgress) -> tuple[int, float]:
     return tuple(LoadStage).index(progress.stage), progress.share
+
+
+_AT_REST = frozenset({ModelPhase.READY, ModelPhase.FAILED})
+
+
+def is_settled(unit_id: str, fleet: Fleet, goal: Plan, *, is_plan_due: bool, now_s: float) -> bool:
+    """A unit that came is settled when it holds what it shall, one that was told to leave when it holds nothing that
+    could move. Where no other unit serves anything, nobody has to wait for one that comes.
+    """
+    unit = fleet.registry.get(unit_id)
+    if unit is None:
+        return False
+    on_device = fleet.lingering(unit_id)
+    if unit.report.wants_to_leave:
+        return not on_device or not fleet.usable(now_s)
+    if not fleet.is_anything_ready_beside(unit_id):
+        return True
+    if is_plan_due:
+        return False
+    models = on_device | {p.model for p in goal.models_of(unit_id)}
+    return all(fleet.phase(unit_id, model) in _AT_REST for model in models)

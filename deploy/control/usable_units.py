@@ -9,10 +9,9 @@ from deploy.control.control_state import KeptDeaths
 from deploy.control.cordons import Cordon, Cordons, CordonScope, LostCordons, homeless_without
 from deploy.control.leases import LeaseBook
 from deploy.control.neighbour_learning import NeighbourLearning
-from deploy.control.restart_budget import RestartBudget
+from deploy.control.restart_budget import RestartBudget, UnitSlots
 from deploy.control.step_learning import StepLearning
 from deploy.control.unit_registry import KnownUnit, Lost, UnitRegistry
-from deploy.control.unit_slots import UnitSlots
 from pdmux_actor.lease import ModelPhase, UnitReport
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan

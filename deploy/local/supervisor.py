@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 
 from deploy.errors import DeployError, FleetLost, FleetStartError
-from deploy.local.cluster_parts import PartBack, PartEnded, PartsWatch
+from deploy.local.cluster_parts import PartBack, PartEnded, PartsWatch, ProcessTree
 from deploy.local.native_errors import silence_native_errors
-from deploy.local.process_tree import ProcessTree
 from deploy.local.stop_signals import ASKED_TO_STOP, OWN_STOP, StopSignals
 from pdmux_actor.serving.quiet_pace import QuietPace
 

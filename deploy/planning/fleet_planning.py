@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.adapter_shapes import adapters_of, bytes_of_adapters, with_adapters_folded
 from deploy.fleet_file.model_catalog import CatalogModel
-from deploy.fleet_file.model_specs import read_model_spec
+from deploy.fleet_file.model_specs import adapters_of, bytes_of_adapters, read_model_spec, with_adapters_folded
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.pool_hardware import hardware_of
 from deploy.planning.profiled_costs import profiled_costs, profiles_of

@@ -29,8 +29,7 @@ from deploy.serve.lease_server import LeaseServer
 from deploy.serve.lived_clock import LivedClock
 from deploy.serve.model_shapes import ModelShapes
 from deploy.serve.ray_cluster import ClusterLeadership, Leadership, going_nodes, node_host, own_node, stream_token
-from deploy.serve.serve_calls import check_serve_answers
-from deploy.serve.serve_silence import tell_of_silence
+from deploy.serve.serve_calls import check_serve_answers, tell_of_silence
 from deploy.serve.unit_calls import read_decisions
 from deploy.serve.unit_replicas import UnitReplicas
 from deploy.serve.waiting_gateways import NewsCopies, WaitingGateways

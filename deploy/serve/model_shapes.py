@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from deploy.errors import SourceNotFound
-from deploy.fleet_file.adapter_shapes import AdapterSource, adapters_of, bytes_of_adapters
 from deploy.fleet_file.model_catalog import CatalogModel
 from deploy.fleet_file.model_section import ModelSection
-from deploy.fleet_file.model_specs import read_model_spec
+from deploy.fleet_file.model_specs import AdapterSource, adapters_of, bytes_of_adapters, read_model_spec
 from profiler.errors import UnsupportedModel
 from profiler.specs import ModelSpec
 

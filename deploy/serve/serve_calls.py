@@ -1,7 +1,11 @@
-"""Calls to Serve's own controller that end: Ray waits for as long as it says nothing, which may be for good."""
+"""Calls to Serve's own controller that end: Ray waits for as long as it says nothing, which may be for
+good. One asks again and again whether it is there, and tells when it is not.
+"""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -13,6 +17,8 @@ from ray.serve.config import ControllerOptions
 from ray.serve.context import _cached_client_from_current_session, _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema, ServeInstanceDetails, ServeStatus
+
+from router.telemetry.fleet_event import EventKind
 
 _ALIVE_S = 5.0
 _DETAILS_S = 10.0
@@ -84,3 +90,53 @@ def _controller() -> Any:  # noqa: ANN401  Serve's client class is private
         ray.get(controller.get_http_config.remote(), timeout=_DETAILS_S)
     client: Any = _get_global_client()
     return client._controller
+
+
+_POLL_S = 5.0
+
+
+async def tell_of_silence(
+    check: Callable[[], None], tell: Callable[[float, EventKind, str], None], clock: Callable[[], float]
+) -> None:
+    """Does not end. `check` blocks, and raises where it is not answered; `tell` takes the time of the event."""
+    watch = ServeWatch()
+    while True:
+        try:
+            await asyncio.to_thread(check)
+        except Exception as error:  # Ray's client raises what it likes; that it does not answer is what counts
+            kind, told = EventKind.SERVE_SILENT, watch.is_silent(clock(), type(error).__name__)
+        else:
+            kind, told = EventKind.SERVE_BACK, watch.answers(clock())
+        if told is not None:
+            tell(clock(), kind, told)
+        await asyncio.sleep(_POLL_S)
+
+
+SILENT_S = 30.0
+"""Longer than Serve's controller takes to start again with a head that is back at once."""
+
+
+@dataclass(slots=True)
+class ServeWatch:
+    """Both methods return what is to be told, once for each silence."""
+
+    _silent_since_s: float | None = None
+    _is_told: bool = False
+
+    def is_silent(self, now_s: float, why: str) -> str | None:
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+        if self._is_told or now_s - self._silent_since_s < SILENT_S:
+            return None
+        self._is_told = True
+        return (
+            f"Serve's controller has said nothing for {now_s - self._silent_since_s:.0f} s ({why}): "
+            "requests go on, but units and gateways that are lost are not replaced"
+        )
+
+    def answers(self, now_s: float) -> str | None:
+        since_s, was_told = self._silent_since_s, self._is_told
+        self._silent_since_s, self._is_told = None, False
+        if since_s is None or not was_told:
+            return None
+        return f"Serve's controller answers again, after {now_s - since_s:.0f} s"

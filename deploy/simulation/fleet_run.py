@@ -6,13 +6,12 @@ from functools import partial
 from itertools import cycle, pairwise
 
 from deploy.inspection.workload import cut_to_context
-from deploy.simulation.coming_requests import ComingRequests, simulated_prompt
+from deploy.simulation.coming_requests import ComingRequests, OpenRequest, rejected, simulated_prompt
 from deploy.simulation.engine import OnTokens
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_outcome import FleetOutcome, PartitionSample
 from deploy.simulation.gateway import Reception, SimulatedGateway, Stay
 from deploy.simulation.leased_unit import LeasedUnit
-from deploy.simulation.open_request import OpenRequest, rejected
 from deploy.simulation.statistics import ModelStatistics
 from deploy.simulation.streams import RequestStream
 from deploy.simulation.units import MuxedUnit, SimulatedUnit

@@ -2,9 +2,9 @@
 
 from fleet_model import TOTAL_BLOCKS, World, adapter_model, catalog, catalog_model
 
-from deploy.control.adapter_leases import shares
-from deploy.fleet_file.adapter_shapes import with_adapters_folded
+from deploy.control.leases import shares
 from deploy.fleet_file.model_section import ModelSection
+from deploy.fleet_file.model_specs import with_adapters_folded
 from placement.demand import ModelDemand
 
 BASE = catalog_model("llama")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.control.attainment_watch import AttainmentWatch
 from deploy.control.popularity import Popularity
+from deploy.control.target_learning import AttainmentWatch
 from placement.demand import ModelDemand
 from router.admission.demand_report import DemandReport, ModelAsked
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from deploy.control.burst_estimate import BurstEstimate
 from deploy.control.popularity import Popularity
-from deploy.control.rate_estimate import RateEstimate, RateTuning
+from deploy.control.rate_estimate import BurstEstimate, RateEstimate, RateTuning
 from placement.demand import ModelDemand
 from router.admission.demand_report import DemandReport, ModelAsked
 

@@ -14,9 +14,9 @@ import pytest
 from small_experiment import SMALL
 
 from deploy.compilation import module_compiler
-from deploy.compilation.compiled_finder import CompiledFinder
 from deploy.compilation.compiled_modules import (
     LIBRARY,
+    CompiledFinder,
     compiled_folder,
     compiled_sources,
     package_sources,
@@ -29,7 +29,7 @@ from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.commands import EngineSettings
 
 COMPARE = """
-from deploy.compilation.compiled_finder import prefer_compiled_modules
+from deploy.compilation.compiled_modules import prefer_compiled_modules
 
 prefer_compiled_modules()
 
@@ -44,7 +44,7 @@ main()
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 ROOT = Path(__file__).parents[2]
 RECORD = """
-from deploy.compilation.compiled_finder import prefer_compiled_modules
+from deploy.compilation.compiled_modules import prefer_compiled_modules
 
 prefer_compiled_modules()
 

@@ -13,8 +13,7 @@ from deploy.simulation.deployments import baseline_named, deploy_fleet
 from deploy.simulation.engine import EngineDesign, PlacedModel
 from deploy.simulation.event_queue import EventQueue
 from deploy.simulation.fleet_modes.disaggregated import DisaggregatedUnit, PrefillChoice
-from deploy.simulation.fleet_modes.kv_links import ComputedKv, KvLinks
-from deploy.simulation.fleet_modes.split import Split, split_named
+from deploy.simulation.fleet_modes.split import ComputedKv, KvLinks, Split, split_named
 from deploy.simulation.papers.experiment_file import read_experiment_file
 from deploy.simulation.units import SimulatedUnit, UnitIdentity
 from pdmux_actor.kv.geometry import KvGeometry

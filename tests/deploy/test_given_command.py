@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from deploy.commands.given_command import given_command
+from deploy.commands.json_file import given_command
 
 
 def test_given_command__options_of_all_kinds__are_there_but_for_secrets() -> None:

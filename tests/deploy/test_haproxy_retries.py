@@ -7,8 +7,13 @@ import pytest
 from haproxy_process import NEEDS_HAPROXY, running_haproxy
 
 from deploy.local.free_ports import free_ports
-from deploy.local.haproxy import HEADER_DEADLINE_S, header_deadline_settings, header_room_settings, retry_settings
-from deploy.local.haproxy_errors import with_error_answers
+from deploy.local.haproxy import (
+    HEADER_DEADLINE_S,
+    header_deadline_settings,
+    header_room_settings,
+    retry_settings,
+    with_error_answers,
+)
 
 SERVES_GATEWAYS = """defaults
     mode http

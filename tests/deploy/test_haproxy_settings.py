@@ -13,8 +13,8 @@ from deploy.local.haproxy import (
     header_room_settings,
     loopback_settings,
     reader_settings,
+    with_error_answers,
 )
-from deploy.local.haproxy_errors import with_error_answers
 
 _SLOW_CLIENTS = 1000
 

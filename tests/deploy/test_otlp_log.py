@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from deploy.control.flight_recorder import FlightRecorder
-from deploy.otlp_log import otlp_records
+from deploy.log_lines import otlp_records
 from router.telemetry.fleet_event import EventKind
 from router.telemetry.tracing import otlp_spans
 

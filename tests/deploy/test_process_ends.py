@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from deploy.local.process_tree import ProcessEnds
+from deploy.local.cluster_parts import ProcessEnds
 
 PATIENCE_S = 30.0
 

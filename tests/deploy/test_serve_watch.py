@@ -13,11 +13,10 @@ from ray.serve.exceptions import RayServeException
 
 from deploy.errors import FleetStartError, FleetUnreachable, StopUnanswered
 from deploy.fleet_file.settings import parse_fleet_file
-from deploy.serve import serve_calls, serve_fleet, serve_silence
+from deploy.serve import serve_calls, serve_fleet
 from deploy.serve.controller import Controller
-from deploy.serve.serve_calls import check_serve_answers, until_proxies_serve
+from deploy.serve.serve_calls import SILENT_S, ServeWatch, check_serve_answers, until_proxies_serve
 from deploy.serve.serve_fleet import ServeFleet, _refuse_foreign_applications
-from deploy.serve.serve_silence import SILENT_S, ServeWatch
 
 FLEET = parse_fleet_file("{name: f, models: [{id: a, source: org/a}]}", name="f.yaml", base=Path("/"))
 
@@ -50,8 +49,8 @@ def test_watch__silent_for_a_moment__is_not_told() -> None:
 
 
 async def test_controller__serve_says_nothing_and_comes_back__are_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_silence, "SILENT_S", 0.0)
-    monkeypatch.setattr(serve_silence, "_POLL_S", 0.01)
+    monkeypatch.setattr(serve_calls, "SILENT_S", 0.0)
+    monkeypatch.setattr(serve_calls, "_POLL_S", 0.01)
     answers = False
 
     def check() -> None:

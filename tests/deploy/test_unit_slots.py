@@ -2,7 +2,7 @@
 
 from fleet_model import FakeUnit
 
-from deploy.control.unit_slots import UnitSlots
+from deploy.control.restart_budget import UnitSlots
 
 
 def successor_of(*unit_ids: str) -> UnitSlots:

@@ -23,8 +23,7 @@ from deploy.simulation.fleet_modes.decode_only import decode_only
 from deploy.simulation.fleet_modes.disaggregated import computed_kv
 from deploy.simulation.fleet_modes.entry import FleetMode
 from deploy.simulation.fleet_modes.joined_load import joined_load
-from deploy.simulation.fleet_modes.kv_links import KvLinks
-from deploy.simulation.fleet_modes.split import Split
+from deploy.simulation.fleet_modes.split import KvLinks, Split
 from deploy.simulation.units import UnitIdentity
 from pdmux_actor.messages import FinishReason, GenerateRequest, LoadReport, TokenEvent
 from pdmux_actor.scheduling.events import Abort
