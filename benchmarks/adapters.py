@@ -9,6 +9,7 @@ as a lease brings it: from the order to load it to the first token of a request 
 """
 
 import asyncio
+import json
 import statistics
 import sys
 import tempfile
@@ -17,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from engines.hand_made_launches import HandMadeLaunches
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
-from engines.random_adapters import write_adapter
 from report.command import make_parser, print_table, ratio_of_turns, write_report
 from report.machine_facts import machine_facts
+from safetensors.torch import save_file
 
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
@@ -30,6 +32,24 @@ from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.scheduling.sequence import AdapterInUse, TokenSequence
 from pdmux_actor.serving.commands import EngineSettings
+from profiler.adapter_sites import projection_shapes
+from profiler.specs import ModelSpec
+
+
+def write_adapter(folder: Path, spec: ModelSpec, rank: int, seed: int) -> Path:
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for layer in range(spec.num_layers):
+        for projection, (size_out, size_in) in projection_shapes(spec).items():
+            owner = "mlp" if projection in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+            name = f"base_model.model.model.layers.{layer}.{owner}.{projection}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, size_in, generator=generator) * 0.01
+            tensors[f"{name}.lora_B.weight"] = torch.randn(size_out, rank, generator=generator) * 0.01
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
 
 NUM_LAYERS = 16
 SEQUENCES = 32

@@ -13,6 +13,7 @@ notes wall times itself and is left out then.
 
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,9 +21,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint
 from report.command import add_clock, clock_of, make_parser, print_table, write_report
 from report.machine_facts import machine_facts
+
+from pdmux_actor.executor.lanes import LaneThread, PinnedThreads, available_cores
+
+# Enough elements for torch to use every thread of the lane.
+_ELEMENTS = 1 << 17
+
+
+def measure_repartition(rounds: int) -> dict[str, float]:
+    """From submit to end in microseconds, alternating; empty where there is a single core."""
+    cores = available_cores()
+    if len(cores) < 2:
+        return {}
+    partitions = (cores, cores[: len(cores) // 2])
+    threads = PinnedThreads()
+    lane = LaneThread("repartition", cores, threads)
+    for partition in partitions * 3:  # each partition's threads exist from its first use on
+        _job_us(lane, partition)
+    taken_us: dict[str, list[float]] = {"same": [], "switched": []}
+    for number in range(rounds):
+        partition = partitions[number % 2]
+        taken_us["switched"].append(_job_us(lane, partition))
+        taken_us["same"].append(_job_us(lane, partition))
+    threads.close()
+    return {
+        f"{kind}_p{share}_us": float(np.percentile(values, share))
+        for kind, values in taken_us.items()
+        for share in (50, 99)
+    }
+
+
+def _job_us(lane: LaneThread, cores: tuple[int, ...]) -> float:
+    numbers = torch.ones(_ELEMENTS)
+    ended = threading.Event()
+
+    def job() -> None:
+        numbers.add_(1.0)
+        ended.set()
+
+    started_s = time.perf_counter()
+    lane.submit(job, cores)
+    ended.wait()
+    return 1e6 * (time.perf_counter() - started_s)
+
 
 if TYPE_CHECKING:
     from engines.cpu_variants import Ours, Theirs
@@ -106,8 +151,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where the checkpoint is written")
     args = parser.parse_args()
     clock = clock_of(parser, args)
+    from cpu_executor import measure_repartition
     from engines.cpu_variants import Ours, Theirs
-    from engines.lane_switches import measure_repartition
 
     folder = llama_checkpoint(args.cache, num_layers=NUM_LAYERS)
     rounds = 2 if args.quick else args.rounds

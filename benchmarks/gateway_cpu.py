@@ -23,8 +23,7 @@ import psutil
 import uvicorn
 import uvloop
 from fleets.byte_checkpoint import write_checkpoint
-from load.chat_streams import ask_in_turn
-from load.sse_client import SseConnection
+from load.sse_client import SseConnection, ask_in_turn
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 

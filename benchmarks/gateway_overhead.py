@@ -29,8 +29,7 @@ from urllib.parse import urlsplit
 import uvloop
 from fleets.byte_checkpoint import byte_tokenizer, write_checkpoint
 from fleets.running_fleet import running_fleet
-from load.chat_streams import chat_body
-from load.sse_client import SseConnection, StreamTimes
+from load.sse_client import SseConnection, StreamTimes, chat_body
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 

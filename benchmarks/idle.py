@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fleets.process_cost import PartCost, cpu_between, total, tree_costs
-from fleets.running_fleet import running_fleet
+from fleets.running_fleet import PartCost, cpu_between, running_fleet, total, tree_costs
 from gateway_overhead import write_fleet
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts

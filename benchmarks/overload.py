@@ -37,7 +37,7 @@ from typing import Any
 from engines.model_specs import LLAMA_3_8B
 from fleets.overload_workloads import TRACES, WORKLOADS, OverloadWorkload, coming_requests
 from fleets.virtual_fleet import Coming, Sent, VirtualFleet, unit_design
-from load.overload_figures import shares_of, with_kept_shares
+from load.request_times import shares_of, with_kept_shares
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 from report.pictures import draw_overload, draw_picture

@@ -29,14 +29,12 @@ from typing import Any
 
 from engines.llama_checkpoint import DEFAULT_CACHE
 from peer_systems import work
-from peer_systems.blocks import Block, SystemFailed, measured_blocks, rising
+from peer_systems.blocks import Block, SystemFailed, earlier_blocks, measured_blocks, rising
 from peer_systems.checkpoints import CHECKPOINTS
-from peer_systems.earlier_blocks import earlier_blocks
 from peer_systems.environments import FILLS, FOLDER, NotInstallable, environment_of
-from peer_systems.machine_watch import MachineWatch
-from peer_systems.rates import LOADS, given_rates
-from peer_systems.serving import DidNotServe, serving
+from peer_systems.serving import DidNotServe, MachineWatch, serving
 from peer_systems.systems import SERVES_SEVERAL_MODELS, SYSTEMS, Place, Serving
+from peer_systems.work import LOADS, given_rates
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 

@@ -16,9 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from planning.candidate_solver import CandidateSolver
 from planning.flip import WINDOW_S, flip_outcomes
-from planning.judges import judgements
+from planning.judges import CandidateSolver, judgements
 from planning.release import ReleaseEstimator, ReleaseScorer, release_score
 from planning.running import replanned
 from planning.simulated import SimulatedPlan, rank_correlation, simulated_plans

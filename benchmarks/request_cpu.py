@@ -18,11 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
-from fleets.process_cost import cpu_between, tree_costs
-from fleets.running_fleet import running_fleet
+from fleets.running_fleet import cpu_between, running_fleet, tree_costs
 from gateway_overhead import write_fleet
-from load.chat_streams import ask_in_turn
-from load.sse_client import SseConnection
+from load.sse_client import SseConnection, ask_in_turn
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 

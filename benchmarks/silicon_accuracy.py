@@ -17,8 +17,15 @@ from pathlib import Path
 
 import numpy as np
 from accuracy.closed_loop_replay import Replay
-from accuracy.short_run import Lesson, TaughtLatency, learned, light_points, of_other_gpus
-from accuracy.silicon_points import SiliconPoint, silicon_points
+from accuracy.silicon_points import (
+    Lesson,
+    SiliconPoint,
+    TaughtLatency,
+    learned,
+    light_points,
+    of_other_gpus,
+    silicon_points,
+)
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts
 

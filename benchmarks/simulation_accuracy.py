@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from accuracy.expert_parallel import ExpertParallelLatency, spec_of_rank
-from accuracy.llmservingsim_profiles import read_llmservingsim
+from accuracy.llmservingsim_profiles import ExpertParallelLatency, read_llmservingsim, spec_of_rank
 from engines.engine_session import EngineSession, RunOutcome
 from engines.lane_activity import LaneActivity
 from engines.llama_checkpoint import DEFAULT_CACHE, llama_checkpoint

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from fleets.process_cost import tree_costs
-from fleets.running_fleet import running_fleet
+from fleets.running_fleet import running_fleet, tree_costs
 from gateway_overhead import MODELS, Gateway, write_fleet
 from report.command import make_parser, print_table, write_report
 from report.machine_facts import machine_facts

@@ -14,16 +14,14 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from peer_systems.blocks import Block, SystemFailed, measured_blocks, order, rising
-from peer_systems.earlier_blocks import earlier_blocks
+from peer_systems.blocks import Block, SystemFailed, earlier_blocks, measured_blocks, order, rising
 from peer_systems.environments import name_metadata_vllm
-from peer_systems.machine_watch import MachineWatch
-from peer_systems.rates import given_rates
-from peer_systems.serving import marked_cpu_s
+from peer_systems.serving import MachineWatch, marked_cpu_s
 from peer_systems.work import (
     Answer,
     chat_requests,
     decode_figures,
+    given_rates,
     load_figures,
     prefill_figures,
     prefill_requests,
@@ -253,10 +251,10 @@ def test_machine_watch__system_that_takes_long_to_end_before_the_next_start__is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s, machine_s, own_s = 0.0, 0.0, {1: (0.0, 0.0)}
-    monkeypatch.setattr("peer_systems.machine_watch.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("peer_systems.machine_watch._busy_s", lambda: machine_s)
-    monkeypatch.setattr("peer_systems.machine_watch.marked_cpu_s", lambda: own_s)
-    monkeypatch.setattr("peer_systems.machine_watch._own_cpu_s", lambda: 0.0)
+    monkeypatch.setattr("peer_systems.serving.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("peer_systems.serving._busy_s", lambda: machine_s)
+    monkeypatch.setattr("peer_systems.serving.marked_cpu_s", lambda: own_s)
+    monkeypatch.setattr("peer_systems.serving._own_cpu_s", lambda: 0.0)
     watch = MachineWatch()
     watch.begin()
     for others_s in (0.1, 2.0):
@@ -272,10 +270,10 @@ def test_machine_watch__process_that_ended_and_nobody_waited_for__is_not_others_
 ) -> None:
     """As idle workers of Ray's. What its parent waited for counts once."""
     own_s: dict[int, tuple[float, float]] = {}
-    monkeypatch.setattr("peer_systems.machine_watch.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("peer_systems.machine_watch._busy_s", lambda: machine_s)
-    monkeypatch.setattr("peer_systems.machine_watch.marked_cpu_s", lambda: own_s)
-    monkeypatch.setattr("peer_systems.machine_watch._own_cpu_s", lambda: 0.0)
+    monkeypatch.setattr("peer_systems.serving.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("peer_systems.serving._busy_s", lambda: machine_s)
+    monkeypatch.setattr("peer_systems.serving.marked_cpu_s", lambda: own_s)
+    monkeypatch.setattr("peer_systems.serving._own_cpu_s", lambda: 0.0)
     watch, now_s, machine_s = MachineWatch(), 0.0, 0.0
     watch.starting()
     own_s = {1: (4.0, 0.0), 2: (3.0, 0.0), 3: (2.0, 0.0)}

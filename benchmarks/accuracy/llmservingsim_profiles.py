@@ -1,14 +1,19 @@
-"""LLMServingSim's profiles of vLLM kernels: dense operators, experts, and attention of batches that mix both phases."""
+"""LLMServingSim's profiles of vLLM kernels: dense operators, experts, and attention of batches that mix both phases;
+and experts on several GPUs of which each has all but the experts to itself (data parallel attention).
+"""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from profiler.latency import Floats
+from profiler.latency import ChunkShape, Floats, LatencyModel
+from profiler.operator_costs import operator_costs
 from profiler.operator_profile import MeasuredOperator, OperatorProfile, batches_of
 from profiler.readers.aiconfigurator import column, read_rows, require
-from profiler.specs import ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 
 _PER_LAYER = ("qkv_proj", "o_proj", "gate_up_proj", "act_fn", "down_proj", "rotary_emb", "qk_norm")
 _NORM = "layernorm"  # twice a layer
@@ -77,3 +82,35 @@ def _operator(counts: Floats, micros: Floats) -> MeasuredOperator:
     return MeasuredOperator(
         batches=batches_of(decode_sequences=counts, decode_depth=np.zeros_like(counts)), seconds=micros * _MICRO
     )
+
+
+def spec_of_rank(spec: ModelSpec, ranks: int) -> ModelSpec:
+    """What one of `ranks` GPUs holds and computes for its own tokens."""
+    return replace(spec, num_experts=spec.num_experts // ranks) if spec.is_moe else spec
+
+
+class ExpertParallelLatency:
+    """profiler.latency.LatencyModel of all ranks as one engine: sequences and chunks are theirs in turn."""
+
+    def __init__(self, latency: LatencyModel, spec: ModelSpec, device: DeviceSpec, ranks: int) -> None:
+        """`latency` is asked for the spec of a rank, `spec` is the whole model."""
+        self._latency = latency
+        self._ranks = ranks
+        # All-gather before and reduce-scatter after the experts move as many bytes as one all-reduce of all tokens.
+        costs = operator_costs(spec, device, ranks, device.num_sms)
+        self._start_s = spec.num_moe_layers * costs.all_reduce_start_s
+        self._per_token_s = spec.num_moe_layers * costs.all_reduce_s_per_token
+
+    def prefill_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], sms: int) -> float:
+        return self.mixed_s(spec, chunks, (), sms)
+
+    def decode_s(self, spec: ModelSpec, context_tokens: Sequence[int], sms: int) -> float:
+        return self.mixed_s(spec, (), context_tokens, sms)
+
+    def mixed_s(self, spec: ModelSpec, chunks: Sequence[ChunkShape], context_tokens: Sequence[int], sms: int) -> float:
+        tokens = sum(chunk.new_tokens for chunk in chunks) + len(context_tokens)
+        slowest_s = max(
+            self._latency.mixed_s(spec, chunks[rank :: self._ranks], context_tokens[rank :: self._ranks], sms)
+            for rank in range(self._ranks)
+        )
+        return slowest_s + self._start_s + self._per_token_s * tokens

@@ -31,9 +31,9 @@ import httpx
 import pandas as pd
 import torch
 from fleets.running_fleet import FleetProcess, running_fleet
-from gpu.kept_rows import KeptRows
 from gpu.random_checkpoints import write_random_checkpoint
 from gpu.random_models import SHAPES
+from gpu.script import KeptRows
 from load.workloads import WORKLOADS, make_requests
 from report.command import make_parser, print_table
 from report.machine_facts import machine_facts

@@ -21,11 +21,9 @@ from types import MappingProxyType
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engines.hand_made_launches import GREEDY, HandMadeLaunches, median_and_spread_s
-from gpu.charts import draw_floors
 from gpu.floor_profile import write_floor_profile
-from gpu.kept_rows import KeptRows
 from gpu.random_models import SHAPES, hold_random_model
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, draw_floors, make_parser, run_script
 from report.command import print_table
 from rich.console import Console
 from rich.progress import track

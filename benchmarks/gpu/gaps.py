@@ -16,11 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from engines.engine_session import EngineSession
-from gpu.charts import draw_bars
 from gpu.goodput import BLOCK_BYTES, MAX_BATCH_TOKENS, MAX_SEQUENCES, open_session
-from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import SHAPES
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, Row, draw_bars, make_parser, run_script
 from load.request_times import TimedRequest
 from report.command import print_table
 

@@ -23,17 +23,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from engines.engine_session import EngineSession
-from gpu.charts import draw_bars
-from gpu.kept_rows import KeptRows, Row
 from gpu.kv_room import kv_pool_bytes
 from gpu.random_models import SHAPES, hold_random_model
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, Row, draw_bars, make_parser, run_script
 from load.request_times import TimedRequest
 from load.workloads import WORKLOADS, make_requests
 from report.command import print_table
 from rich.console import Console
 from rich.progress import Progress
-from search.rate_runs import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
+from search.goodput import RatePlan, RequestsAt, add_rate_arguments, rate_plan, search_rate, warm_up
 
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor

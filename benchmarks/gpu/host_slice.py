@@ -21,11 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from engines.hand_made_launches import HandMadeLaunches
-from gpu.charts import draw_bars
 from gpu.host_step import HostLanes
-from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import SHAPES, hold_random_model
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, Row, draw_bars, make_parser, run_script
 from gpu.silent_gpu import SilentGpu
 from report.command import print_table
 from torch import Tensor

@@ -23,10 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from engines.hand_made_launches import GREEDY, HandMadeLaunches
-from gpu.charts import draw_bars
-from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import random_model
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, Row, draw_bars, make_parser, run_script
 from report.command import print_table
 
 from pdmux_actor.executor.cuda.graph_key import GraphKey, Step

@@ -17,10 +17,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engines.hand_made_launches import HandMadeLaunches
-from gpu.charts import draw_bars
-from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import SHAPES, hold_random_model
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, Row, draw_bars, make_parser, run_script
 from gpu.trace_reading import FORBIDDEN_CALLS, Event, busy_shares, faults, kernel_times_s, within
 from report.command import print_table
 from rich.console import Console

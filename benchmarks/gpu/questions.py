@@ -25,9 +25,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from gpu.charts import draw_questions
-from gpu.kept_rows import KeptRows, Row
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, Row, draw_questions, make_parser, run_script
 from report.command import print_table
 from rich.console import Console
 from rich.progress import track

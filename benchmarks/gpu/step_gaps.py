@@ -22,11 +22,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from gpu.charts import draw_bars
 from gpu.host_step import HostLanes
-from gpu.kept_rows import KeptRows, Row
 from gpu.random_models import random_model
-from gpu.script import make_parser, run_script
+from gpu.script import KeptRows, Row, draw_bars, make_parser, run_script
 from report.command import print_table
 
 from pdmux_actor.engine import build_engine

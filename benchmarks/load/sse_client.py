@@ -1,9 +1,11 @@
-"""An HTTP/1.1 client that does next to nothing, so that a measurement of a server does not measure its client."""
+"""An HTTP/1.1 client that does next to nothing, so that a measurement of a server does not measure its client,
+and the streamed chats that it asks for.
+"""
 
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -123,3 +125,27 @@ class SseConnection(asyncio.Protocol):
             if k == b"content-length"
         ]
         return len(body) >= (lengths[0] if lengths else 0)
+
+
+_PROMPT = "How many rooms does a request cross before it is answered? " * 2
+
+
+def chat_body(model: str, prompt: str, output_tokens: int) -> dict[str, Any]:
+    """Greedy, and no token ends it."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def ask_in_turn(connection: SseConnection, numbers: Iterator[int], *, model: str, output_tokens: int) -> None:
+    """A chat for each number, which may be shared with others that ask beside this one."""
+    for number in numbers:
+        body = chat_body(model, f"{number} {_PROMPT}", output_tokens)
+        times = await connection.stream("/v1/chat/completions", body)
+        assert times.num_tokens == output_tokens, times

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from peer_systems.checkpoints import gguf_of
 from peer_systems.environments import Environment
-from peer_systems.gguf_checkpoint import gguf_of
 
 MAX_MODEL_LEN = 4608
 KV_GIB = 2

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from planning.flip import LEAD_IN_S, LedFleet, worst_share
 from planning.release import release_score
@@ -12,12 +13,32 @@ from planning.workloads import a100_nodes, synthetic
 from deploy.simulation.streams import demand_stream
 from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator
-from placement.nodes import FleetPlan
+from placement.nodes import FleetPlan, NodePool
+from placement.plan import Plan, UnitCapacity
 from placement.problem import FleetSolver, PlacementModel
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from placement.solvers.muxserve import MuxServeSolver
 from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
+
+
+class Scorer(Protocol):
+    def score(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], plan: Plan) -> tuple[float, ...]:
+        """Scores what the plan would serve; more is better."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateSolver:
+    """The plan of each of `solvers` that `scorer` likes best; the first of equals."""
+
+    solvers: Sequence[FleetSolver]
+    scorer: Scorer
+
+    def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
+        layouts = [solver.lay_out(pools, models) for solver in self.solvers]
+        return max(layouts, key=lambda layout: self.scorer.score(layout.units, models, layout.plan))
+
 
 NUM_GPUS = 32
 _MESH_GPUS = 2  # of memory_greedy, which does not choose them: the smallest that hold every model

@@ -1,12 +1,14 @@
 """Plans of every solver in the fleet simulator: does the estimate order plans as the simulation does?"""
 
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
-from planning.trace_demand import demand_of_trace
 from scipy.stats import spearmanr
 
 from deploy.fleet_file.model_catalog import expected_demand
@@ -18,6 +20,37 @@ from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from placement.demand import ModelDemand
 from router.limits import GatewayLimits
 from traces.record import TraceRecord
+
+_FEWEST_GAPS = 10  # of which a variation says anything
+
+
+def demand_of_trace(
+    records: Iterable[TraceRecord], *, duration_s: float, default_model: str
+) -> tuple[ModelDemand, ...]:
+    """Demand per model, by name, of a trace that covers `duration_s`; requests without a model are the default's."""
+    assert duration_s > 0, "a rate needs a duration"
+    by_model: defaultdict[str, list[TraceRecord]] = defaultdict(list)
+    for record in records:
+        by_model[record.model or default_model].append(record)
+    return tuple(
+        ModelDemand(
+            model=model,
+            rate_per_s=len(requests) / duration_s,
+            prompt_tokens=sum(r.input_tokens for r in requests) / len(requests),
+            output_tokens=sum(r.output_tokens for r in requests) / len(requests),
+            arrival_cv=_cv([r.arrival_s for r in requests]),
+        )
+        for model, requests in sorted(by_model.items())
+    )
+
+
+def _cv(arrivals_s: Sequence[float]) -> float:
+    """Poisson's where too few requests tell."""
+    ordered = sorted(arrivals_s)
+    gaps_s = [after - before for before, after in itertools.pairwise(ordered)]
+    mean_s = statistics.fmean(gaps_s) if len(gaps_s) >= _FEWEST_GAPS else 0.0
+    return statistics.stdev(gaps_s) / mean_s if mean_s > 0 else 1.0
+
 
 SOLVERS = ("search", "spatial", "memory_greedy", "muxserve")
 _MODELS_FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models"

@@ -15,8 +15,7 @@ import numpy as np
 from engines.engine_session import EngineSession, RunOutcome
 from engines.llama_checkpoint import llama_checkpoint
 from engines.machine import Machine, Session, measured_machine
-from load.overload_figures import shares_of
-from load.request_times import TimedRequest
+from load.request_times import TimedRequest, shares_of
 from load.workloads import WORKLOADS, make_requests
 from search.targets import Target, target_of
 

@@ -15,7 +15,7 @@ from placement.problem import PlacementModel
 from traces.record import TraceRecord
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from planning.trace_demand import demand_of_trace
+from planning.simulated import demand_of_trace
 
 RATE_PER_S = 4.0
 

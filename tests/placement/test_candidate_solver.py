@@ -12,7 +12,7 @@ from placement.solvers.search import SearchSolver
 from placement.solvers.spatial import SpatialSolver
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from planning.candidate_solver import CandidateSolver
+from planning.judges import CandidateSolver
 
 
 class FewestUnits:

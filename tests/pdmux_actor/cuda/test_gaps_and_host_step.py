@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu import charts, floors, gaps, host_slice, host_step, step_gaps
-from gpu.kept_rows import KeptRows
+from gpu import floors, gaps, host_slice, host_step, script, step_gaps
+from gpu.script import KeptRows
 from test_gpu_benchmarks import LLAMA_8B, tiny_executor
 
 from profiler.gpus.h200 import DEVICE as H200
@@ -29,7 +29,7 @@ def test_gaps__tiny_model__a_row_for_each_rate_and_policy_with_the_same_arrivals
         tokens=(3, 2),
         dtype="float32",
     )
-    charts.draw_report(result, picture, gaps.draw)
+    script.draw_report(result, picture, gaps.draw)
 
     rows = json.loads(result.read_text())["rows"]
     assert [(row["rate_per_s"], row["policy"]) for row in rows] == [(4.0, "mux"), (4.0, "chunked_prefill")]
@@ -42,7 +42,7 @@ def test_gaps__tiny_model__a_row_for_each_rate_and_policy_with_the_same_arrivals
 def test_host_step__any_batch__times_of_what_the_host_does(tmp_path: Path) -> None:
     result, picture = tmp_path / "host_step.json", tmp_path / "host_step.png"
     KeptRows(result, host_step.ROW_KEY).attempt({"batch": 3, "tokens": 40}, lambda: host_step.measure(3, 40, 5))
-    charts.draw_report(result, picture, host_step.draw)
+    script.draw_report(result, picture, host_step.draw)
 
     (row,) = json.loads(result.read_text())["rows"]
     assert all(0 < row[name] < 1e6 for name in ("us", "drawn_us", "joined_us", "new_us"))
@@ -54,7 +54,7 @@ def test_host_slice__any_batch__times_of_both_ways(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(host_slice, "_WARM_UPS", 1)
     result, picture = tmp_path / "host_slice.json", tmp_path / "host_slice.png"
     KeptRows(result, host_slice.ROW_KEY).attempt({"prompts": 2, "tokens": 3}, lambda: host_slice.measure(2, 3, 2))
-    charts.draw_report(result, picture, host_slice.draw)
+    script.draw_report(result, picture, host_slice.draw)
 
     (row,) = json.loads(result.read_text())["rows"]
     assert (row["layers"], row["turns"]) == (2, 2)
@@ -69,7 +69,7 @@ def test_step_gaps__any_batch__a_row_for_each_way(tmp_path: Path, monkeypatch: p
     result, picture = tmp_path / "step_gaps.json", tmp_path / "step_gaps.png"
     kept = KeptRows(result, step_gaps.ROW_KEY)
     step_gaps.keep(kept, lambda: step_gaps.measure(3, 1.0, 2))
-    charts.draw_report(result, picture, step_gaps.draw)
+    script.draw_report(result, picture, step_gaps.draw)
 
     rows = json.loads(result.read_text())["rows"]
     assert [(row["early"], row["steps"]) for row in rows] == [(False, 2), (True, 2)]

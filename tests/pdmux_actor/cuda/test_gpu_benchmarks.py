@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cuda_rig import NoStream, make_cuda_rig
 from engines import hand_made_launches
-from gpu import charts, floors, gaps, goodput, hot_path, kernels, questions, script, shared
-from gpu.kept_rows import KeptRows
+from gpu import floors, gaps, goodput, hot_path, kernels, questions, script, shared
 from gpu.random_models import SHAPES
+from gpu.script import KeptRows
 from torch.profiler import ProfilerActivity
 
 from pdmux_actor.errors import DeviceUnavailable
@@ -58,7 +58,7 @@ def test_floors__tiny_model__rows_for_every_partition_and_a_picture(
 
     floors.run(tiny_executor(), "tiny", sizes, kept, dtype="float32")
     floors.print_tables(kept)
-    charts.draw_report(result, picture, charts.draw_floors)
+    script.draw_report(result, picture, script.draw_floors)
 
     written = json.loads(result.read_text())
     assert {(row["measured"], row["sms"]) for row in written["rows"]} == {
@@ -189,7 +189,7 @@ def test_questions__without_a_gpu__every_row_and_a_picture(tmp_path: Path, monke
 
     questions.ask(lanes, kept, stride=1)
     questions.print_tables(kept)
-    charts.draw_report(result, picture, charts.draw_questions)
+    script.draw_report(result, picture, script.draw_questions)
 
     rows = json.loads(result.read_text())["rows"]
     assert [(r["lane"], r["sms"], r["eager_sms"], r["graph_sms"], r["shared_sms"]) for r in rows[:4]] == [
@@ -293,7 +293,7 @@ def test_hot_path__tiny_model__drives_both_lanes_and_reads_its_trace(tmp_path: P
     )
     kept = KeptRows(result, ("kernel",), resume=True)
     kept.add({"kernel": "some_kernel", "seconds": 1.0})
-    charts.draw_report(result, picture, hot_path.draw)
+    script.draw_report(result, picture, hot_path.draw)
 
     assert kept.facts["decode_sms"] == 2
     assert statistics.fmean(kept.facts["busy_share_of_streams"].values() or [0.0]) == 0.0  # no device here
@@ -381,7 +381,7 @@ def test_kernels__tiny_heads__a_row_for_each_tiling_and_the_best_of_each_shape(t
         tilings=tilings,
         dtype=torch.float32,
     )
-    charts.draw_report(result, picture, kernels.draw)
+    script.draw_report(result, picture, kernels.draw)
 
     rows = json.loads(result.read_text())["rows"]
     assert [(r["kernel"], r["splits"], r["tile_tokens"]) for r in rows] == [

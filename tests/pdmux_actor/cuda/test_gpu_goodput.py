@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cuda_rig import make_cuda_rig
 from engines.engine_session import EngineSession
-from gpu import charts, goodput, shared
-from gpu.kept_rows import KeptRows
+from gpu import goodput, script, shared
 from gpu.random_models import SHAPES, random_model
+from gpu.script import KeptRows
 from load.request_times import TimedRequest
-from search.rate_runs import RatePlan
+from search.goodput import RatePlan
 
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
@@ -71,7 +71,7 @@ def test_goodput__two_policies__one_engine_for_both_and_one_for_each_other_budge
         kept = KeptRows(result, goodput.ROW_KEY, resume=resume)
         goodput.measure_all(kept, options, open_executor, dtype="float32")
         assert kept.failures == {}
-    charts.draw_report(result, picture, goodput.draw)
+    script.draw_report(result, picture, goodput.draw)
 
     rows = json.loads(result.read_text())["rows"]
     assert [(r["policy"], r["chunk_budget_tokens"], r["goodput_per_s"]) for r in rows] == [
@@ -147,7 +147,7 @@ def test_shared__two_tiny_models__both_systems_and_the_gain(tmp_path: Path, monk
     shared.measure_all(
         kept, TinyGpu(), SLOW, ["mux"], popularity={"tiny": 1, "tiny-2": 1}, scale=TINY_SCALE, dtype="float32"
     )
-    charts.draw_report(result, picture, shared.draw)
+    script.draw_report(result, picture, shared.draw)
 
     rows = json.loads(result.read_text())["rows"]
     assert [(row["system"], row["sms"]) for row in rows] == [("shared", 4), ("half: tiny", 2), ("half: tiny-2", 2)]

@@ -23,7 +23,7 @@ from gpu.half_hour import HalfHour, Order
 from gpu.half_hour_aims import aim_lines, aims
 from gpu.half_hour_outcome import best_tiling, defaults_patch, report
 from gpu.half_hour_tree import TREE, Findings
-from gpu.kept_rows import KeptRows
+from gpu.script import KeptRows
 from test_gpu_benchmarks import FixedStreams, HostGpu
 from torch.profiler import ProfilerActivity
 

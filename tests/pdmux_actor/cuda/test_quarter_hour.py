@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from gpu import fleet, goodput, shared
 from gpu.half_hour import HalfHour, Order
 from gpu.half_hour_tree import QUARTER_HOUR
-from gpu.kept_rows import KeptRows
 from gpu.kv_room import fitting_gib
+from gpu.script import KeptRows
 from test_half_hour import DryRun
 
 NAMES = ["preflight", "fleet", "tests", "shared", "goodput_sharegpt"]

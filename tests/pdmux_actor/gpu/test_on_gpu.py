@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cpu_rig import CpuRig, make_prompt, outputs
 from gpu import hot_path
-from gpu.kept_rows import KeptRows
+from gpu.script import KeptRows
 from gpu_rig import DEVICE, open_gpu_rig
 from gpu_scenarios import write_model
 from torch.nn import functional
