@@ -1,4 +1,4 @@
-"""A fleet for a benchmark: `muxfleet up` in a process of its own, and what its processes cost, each by its part in it."""
+"""A fleet for a benchmark: `muxfleet up` in a process of its own, and what each part of it costs."""
 
 import signal
 import sys

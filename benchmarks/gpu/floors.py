@@ -32,7 +32,7 @@ from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.messages import SamplingParams
 from pdmux_actor.models.config import DecoderConfig
-from pdmux_actor.scheduling.partition import decode_shares
+from pdmux_actor.scheduling.launch import decode_shares
 from placement.launch_limits import LaunchLimits
 from profiler.partition_rates import PartitionRate
 from profiler.specs import DeviceSpec, ModelSpec

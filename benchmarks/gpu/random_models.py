@@ -13,8 +13,8 @@ from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import Decoder, DecoderWeights, LayerWeights
-from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.linear import Linear
+from pdmux_actor.models.mixture import GatedMlp
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms
 from pdmux_actor.models.triton_operators import TritonOperators
 from pdmux_actor.models.weights import torch_dtype

@@ -28,7 +28,7 @@ from search.goodput import RateSearch
 from pdmux_actor.backends.sglang.options import SglangOptions, partitions_of
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig, write_config
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
-from pdmux_actor.backends.sglang.view import SLO_KEY
+from pdmux_actor.backends.sglang.snapshot import SLO_KEY
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.devices import device_named
 from profiler.specs import ModelSpec

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pdmux_actor.executor.kv_storage import KvView
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch
-from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.attention import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled.kernels import CpuKernels, pointer_of
 from pdmux_actor.models.compiled.panel_linear import PanelKernels
 

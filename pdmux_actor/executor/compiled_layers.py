@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pdmux_actor.executor.kv_storage import KvView
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch
-from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
+from pdmux_actor.models.compiled.compiled_linear import CompiledInt8Linear
 from pdmux_actor.models.compiled.kernels import pointer_of
 from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear
 from pdmux_actor.models.decoder import Decoder, LayerWeights
-from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.linear import Projection
+from pdmux_actor.models.mixture import GatedMlp
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 

@@ -15,8 +15,7 @@ from pdmux_actor.executor.compiled_layers import CompiledLayers
 from pdmux_actor.executor.kv_storage import KvView, Scratch
 from pdmux_actor.executor.packed_batch import DecodeInputs, PackedBatch, pack, token_runs
 from pdmux_actor.executor.paged_attention import PagedAttention
-from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
-from pdmux_actor.executor.prompt_logprobs import PromptRows
+from pdmux_actor.executor.prompt_outputs import ComputedEmbeddings, PromptRows
 from pdmux_actor.executor.sampler import Sampler
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo

@@ -10,8 +10,7 @@ from torch import Tensor
 from pdmux_actor.executor.blocks_in_place import BlocksInPlace
 from pdmux_actor.executor.kv_storage import KvView, Scratch, layer_blocks
 from pdmux_actor.executor.packed_batch import DecodeGroup, PackedBatch, PackedChunk
-from pdmux_actor.models.attention import chunk_attention, decode_attention, prompt_attention
-from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.attention import PLAIN, AttentionTraits, chunk_attention, decode_attention, prompt_attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pdmux_actor.executor.checkpoint_shape import read_shape
 from pdmux_actor.executor.host_memory import check_host_room
-from pdmux_actor.executor.made_up_embeddings import made_up_embeddings
+from pdmux_actor.executor.made_up_outputs import made_up_embeddings
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.messages import PromptLogprob, SampledToken
 from pdmux_actor.model_info import ModelInfo, ModelSource

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.attention import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
 from pdmux_actor.models.config import DecoderConfig
-from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.linear import Classifier, Projection
 from pdmux_actor.models.logit_precision import sharpen_top_logits
 from pdmux_actor.models.lora import AdapterBatch, AdapterSlots
+from pdmux_actor.models.mixture import FeedForward, GatedMlp
 from pdmux_actor.models.module_weights import ModuleWeights
 from pdmux_actor.models.operators import DecoderOperators, HeadNorms, TorchOperators
 from pdmux_actor.models.rope import (

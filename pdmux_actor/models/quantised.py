@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
-from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
+from pdmux_actor.models.compiled.compiled_linear import CompiledInt8Linear
 from pdmux_actor.models.linear import MakeProjection, Projection
 from pdmux_actor.models.mxfp4_linear import Mxfp4Linear
 from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to

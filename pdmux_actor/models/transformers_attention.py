@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pdmux_actor.models.attention_traits import AttentionTraits
+from pdmux_actor.models.attention import AttentionTraits
 from pdmux_actor.models.decoder import Attention
 
 MODEL_CODE = "muxfleet"

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pdmux_actor.models.attention import chunk_attention
-from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.attention import PLAIN, AttentionTraits, chunk_attention
 from pdmux_actor.models.transformers_attention import AttentionCalls, UnservableAttention
 from pdmux_actor.models.transformers_decoder import TransformersDecoder
 

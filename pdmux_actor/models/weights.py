@@ -13,12 +13,11 @@ from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKerne
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
 from pdmux_actor.models.expert_stacks import ExpertStacks
-from pdmux_actor.models.feed_forward import FeedForward, GatedMlp
 from pdmux_actor.models.gguf_files.file_tensors import gguf_tensors
 from pdmux_actor.models.linear import Linear, MakeProjection, plain_projection
 from pdmux_actor.models.load_progress import OnProgress, ignore_progress
 from pdmux_actor.models.memory_shortage import let_go
-from pdmux_actor.models.mixture import Experts, GroupedExperts, LoopedExperts, Mixture
+from pdmux_actor.models.mixture import Experts, FeedForward, GatedMlp, GroupedExperts, LoopedExperts, Mixture
 from pdmux_actor.models.operators import HeadNorms
 from pdmux_actor.models.projection_reader import BytesInFlight, ProjectionReader
 from pdmux_actor.models.rank_share import WHOLE, RankShare

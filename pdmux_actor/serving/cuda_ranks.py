@@ -6,18 +6,34 @@ import os
 import tempfile
 from pathlib import Path
 
+from pdmux_actor.errors import DeviceUnavailable
 from pdmux_actor.executor.cuda.cuda_device import check_cuda_devices, open_cuda_device
 from pdmux_actor.executor.open_cuda import open_cuda_executor
 from pdmux_actor.executor.ranks.following_cuda_runner import FollowingCudaRunner
 from pdmux_actor.executor.ranks.lane_group import linked_gpu, open_lane_groups
 from pdmux_actor.executor.ranks.leading_cuda_runner import LeadingCudaRunner
 from pdmux_actor.executor.ranks.rank_frames import RankSettings
-from pdmux_actor.executor.ranks.rank_gpus import gpus_of_ranks
 from pdmux_actor.executor.ranks.tensor_parallel_executor import TensorParallelExecutor
 from pdmux_actor.executor.torch_cuda import TorchCudaExecutor
 from pdmux_actor.models.rank_share import RankShare
 from pdmux_actor.serving.rank_processes import RankProcesses
 from placement.launch_limits import LaunchLimits
+
+
+def gpus_of_ranks(visible: str | None, num_ranks: int) -> tuple[str, ...]:
+    """Returns the CUDA_VISIBLE_DEVICES of each rank's process. `visible` is this process's, as Ray set it to what its
+    actor asked for; None: the first GPUs of the machine. Raises DeviceUnavailable.
+
+    >>> gpus_of_ranks("3,5", 2)
+    ('3', '5')
+    """
+    gpus = [str(number) for number in range(num_ranks)] if visible is None else [g for g in visible.split(",") if g]
+    if len(gpus) < num_ranks:
+        raise DeviceUnavailable(
+            reason=f"a unit of {num_ranks} ranks has {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={visible})",
+            remedy="set mesh_gpus to how many GPUs a unit can have",
+        )
+    return tuple(gpus[:num_ranks])
 
 
 def open_tensor_parallel_cuda_executor(

@@ -19,7 +19,7 @@ from pdmux_actor.executor.loading import load_decoder
 from pdmux_actor.executor.packed_batch import DecodeGroup
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelSource
-from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.attention import PLAIN, AttentionTraits
 from pdmux_actor.models.compiled import library
 from pdmux_actor.models.compiled.compiled_kernels import CompiledKernels, CompiledOperators
 from pdmux_actor.models.compiled.compiled_linear import CompiledLinear

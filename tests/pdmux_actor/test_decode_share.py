@@ -4,7 +4,7 @@ import pytest
 from engine_rig import LinearLatency, VirtualEngine, make_device, make_request
 
 from pdmux_actor.scheduling.events import Arrival
-from pdmux_actor.scheduling.partition import ample_decode_share
+from pdmux_actor.scheduling.launch import ample_decode_share
 from pdmux_actor.scheduling.policies.request_delays import PrefillLoad
 
 

@@ -9,7 +9,7 @@ from kernel_libraries import VARIANTS, library_for
 from torch import Tensor
 
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
-from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear, Int8Kernels
+from pdmux_actor.models.compiled.compiled_linear import CompiledInt8Linear, Int8Kernels
 from pdmux_actor.models.compiled.library import INT8_KERNELS
 from pdmux_actor.models.quantised import Int8Linear, projection_maker
 from pdmux_actor.models.quantised_weight import QuantisedWeight, rounded_to_int8

@@ -6,9 +6,8 @@ import pytest
 import torch
 from cpu_rig import CpuRig, make_prompt, outputs
 
-from pdmux_actor.models.feed_forward import GatedMlp
 from pdmux_actor.models.linear import Linear
-from pdmux_actor.models.mixture import GroupedExperts, LoopedExperts, Mixture
+from pdmux_actor.models.mixture import GatedMlp, GroupedExperts, LoopedExperts, Mixture
 from pdmux_actor.models.operators import TorchOperators
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 

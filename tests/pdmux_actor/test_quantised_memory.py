@@ -8,7 +8,7 @@ from cpu_rig import CpuRig
 from torch import Tensor
 
 from pdmux_actor.executor.host_copy import copied
-from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
+from pdmux_actor.models.compiled.compiled_linear import CompiledInt8Linear
 from pdmux_actor.models.decoder import DecoderWeights
 from pdmux_actor.models.linear import Projection
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear

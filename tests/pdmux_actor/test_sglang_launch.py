@@ -11,7 +11,7 @@ from pdmux_actor.backends.sglang.launch import plan_launch
 from pdmux_actor.backends.sglang.options import SglangOptions, partitions_of
 from pdmux_actor.backends.sglang.plugin_config import read_config
 from pdmux_actor.backends.sglang.requests import finish_of, generate_arguments, token_event
-from pdmux_actor.backends.sglang.view import DONE_KEY
+from pdmux_actor.backends.sglang.snapshot import DONE_KEY
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.messages import (
     FinishReason,

@@ -16,7 +16,7 @@ from transformers_rig import quiet_transformers
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.compiled.library import cached_folder
-from pdmux_actor.models.half_rotation import HalfRotation, rotate_faster
+from pdmux_actor.models.faster_modules import HalfRotation, rotate_faster
 from pdmux_actor.models.layer_seams import LayerSeams, run_behind
 from pdmux_actor.models.transformers_decoder import BehindLayers
 from pdmux_actor.scheduling.launch import DecodeStep

@@ -15,7 +15,7 @@ from tiny_models import write_tiny_checkpoint
 from transformers_rig import quiet_transformers, said, transformers_rig
 
 from pdmux_actor.errors import ModelLoadError
-from pdmux_actor.models.compiled.int8_linear import CompiledInt8Linear
+from pdmux_actor.models.compiled.compiled_linear import CompiledInt8Linear
 from pdmux_actor.models.faster_modules import PackedLinear
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear
 

@@ -24,7 +24,7 @@ from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGener
 
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig, write_config
 from pdmux_actor.backends.sglang.plugin_line import PluginLine
-from pdmux_actor.backends.sglang.view import SLO_KEY
+from pdmux_actor.backends.sglang.snapshot import SLO_KEY
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from profiler.gpus.h200 import DEVICE as H200
 from profiler.specs import ModelSpec

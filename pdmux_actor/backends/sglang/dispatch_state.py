@@ -4,10 +4,9 @@ from collections import deque
 from typing import Any
 
 from pdmux_actor.backends.sglang.dispatch import SglangDispatch
-from pdmux_actor.backends.sglang.launch_clock import LaunchClock
+from pdmux_actor.backends.sglang.launch_timer import LaunchClock
 from pdmux_actor.backends.sglang.plugin_config import PluginConfig
-from pdmux_actor.backends.sglang.snapshot import DecisionRecord, Directive, RanSlice, Snapshot
-from pdmux_actor.backends.sglang.view import SchedulerView
+from pdmux_actor.backends.sglang.snapshot import DecisionRecord, Directive, RanSlice, SchedulerView, Snapshot
 from pdmux_actor.kv.geometry import KvGeometry
 from pdmux_actor.model_info import ModelInfo
 from pdmux_actor.serving.known_latency import ContentionStore, read_known_latency

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pdmux_actor.backends.sglang.view import DONE_KEY, SLO_KEY
+from pdmux_actor.backends.sglang.snapshot import DONE_KEY, SLO_KEY
 from pdmux_actor.messages import (
     FinishReason,
     GenerateRequest,

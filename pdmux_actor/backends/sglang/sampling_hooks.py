@@ -6,7 +6,7 @@ As in hooks.py: each gets the original first, `Any` is SGLang's, names are those
 from collections.abc import Callable
 from typing import Any
 
-from pdmux_actor.backends.sglang.view import DONE_KEY
+from pdmux_actor.backends.sglang.snapshot import DONE_KEY
 
 _NO_SEED = 42  # SGLang's, for requests without
 

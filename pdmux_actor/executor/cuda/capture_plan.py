@@ -6,8 +6,7 @@ from pdmux_actor.executor.cuda.device_sampler import SamplingKind
 from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, PIECES, GraphKey, PlannedCapture
 from pdmux_actor.executor.cuda.launch_buckets import SEQUENCE_BUCKETS, TOKEN_BUCKETS, bucket_of
 from pdmux_actor.executor.cuda.partition_streams import PartitionStreams
-from pdmux_actor.scheduling.launch import Lane
-from pdmux_actor.scheduling.partition import decode_shares
+from pdmux_actor.scheduling.launch import Lane, decode_shares
 from profiler.specs import DeviceSpec
 
 

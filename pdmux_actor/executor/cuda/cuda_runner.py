@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.batch_order import Batch, places_in
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.decode_bucket import DecodeBucket
 from pdmux_actor.executor.cuda.device_attention import BatchAttention
@@ -21,7 +20,7 @@ from pdmux_actor.executor.cuda.device_sampler import (
     sample_with_reports,
 )
 from pdmux_actor.executor.cuda.graph_key import LAYERS, LOGITS, PIECES, GraphKey, PlannedCapture, Step
-from pdmux_actor.executor.cuda.host_reads import produced, read_plain, sample_to_host, to_host
+from pdmux_actor.executor.cuda.host_reads import Batch, places_in, produced, read_plain, sample_to_host, to_host
 from pdmux_actor.executor.cuda.host_stage import HostStage
 from pdmux_actor.executor.cuda.launch_buckets import token_bucket_of
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
@@ -30,8 +29,7 @@ from pdmux_actor.executor.cuda.prefill_bucket import PrefillBucket, may_be_captu
 from pdmux_actor.executor.cuda.split_kernels import target_splits
 from pdmux_actor.executor.model_runner import Produced
 from pdmux_actor.executor.packed_batch import token_runs
-from pdmux_actor.executor.prompt_embeddings import ComputedEmbeddings
-from pdmux_actor.executor.prompt_logprobs import PromptRows
+from pdmux_actor.executor.prompt_outputs import ComputedEmbeddings, PromptRows
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.models.memory_shortage import lacked_memory
 from pdmux_actor.models.workspace import LaneArena, Workspace

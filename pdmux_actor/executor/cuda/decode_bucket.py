@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.batch_order import BatchOrder
 from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingKind, SamplingRows, output_counts, sample_rows
 from pdmux_actor.executor.cuda.held_rows import HeldRows, NewRows
+from pdmux_actor.executor.cuda.host_reads import BatchOrder
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage, layout, views
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
 from pdmux_actor.executor.cuda.split_kernels import split_list, target_splits
-from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.attention import PLAIN, AttentionTraits
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
 from pdmux_actor.scheduling.sequence import TokenSequence

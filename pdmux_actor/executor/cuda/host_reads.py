@@ -1,12 +1,42 @@
 """Copies what a launch sampled to the host, and reads it there once the launch is over."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from pdmux_actor.executor.cuda.batch_order import Batch, places_in
 from pdmux_actor.executor.cuda.device_sampler import NOT_FINITE, DeviceSample
 from pdmux_actor.executor.model_runner import LOGITS_NOT_FINITE, Produced
 from pdmux_actor.messages import SampledToken
+from pdmux_actor.scheduling.sequence import TokenSequence
+
+Batch = tuple[TokenSequence, ...]
+
+
+class BatchOrder:
+    def __init__(self) -> None:
+        self._launched: Batch = ()
+        self._ordered: Batch = ()
+
+    def of(self, sequences: Batch) -> Batch:
+        """Returns the same sequences, without gaps: those that are new, or were beyond the end of this batch, take the
+        places that have become free. The same batch again gets the same answer.
+        """
+        if self._launched == sequences:
+            return self._ordered
+        here = set(sequences)
+        kept = [sequence if sequence in here else None for sequence in self._ordered[: len(sequences)]]
+        here.difference_update(sequence for sequence in kept if sequence is not None)
+        others = iter([sequence for sequence in sequences if sequence in here])
+        ordered = [next(others) if sequence is None else sequence for sequence in kept]
+        self._launched, self._ordered = sequences, (*ordered, *others)
+        return self._ordered
+
+
+def places_in(ordered: Sequence[TokenSequence], sequences: Sequence[TokenSequence]) -> list[int]:
+    """Returns where each of `sequences` is among `ordered`."""
+    places = {sequence: place for place, sequence in enumerate(ordered)}
+    return [places[sequence] for sequence in sequences]
 
 
 def sample_to_host(sample: DeviceSample) -> DeviceSample:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pdmux_actor.executor.cuda.graph_key import Step
-from pdmux_actor.executor.cuda.layers_start import LayersStart, are_alike
+from pdmux_actor.executor.cuda.prefill_bucket import LayersStart, are_alike
 from pdmux_actor.models.decoder import Attention, Decoder
 from pdmux_actor.models.workspace import Workspace
 from pdmux_actor.scheduling.launch import MixedStep

@@ -4,8 +4,9 @@ A slice of any layers is a row of replays. What a launch costs is then the devic
 kernels of each layer. One prefill batch at a time has the buffers, between its slices, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,47 @@ from torch import Tensor
 
 from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.graph_key import Step
-from pdmux_actor.executor.cuda.layers_start import STEPS_BEFORE_LAYERS, LayersStart, are_alike
 from pdmux_actor.executor.cuda.prompt_attention import packed_attention
-from pdmux_actor.models.attention_traits import PLAIN, AttentionTraits
+from pdmux_actor.models.attention import PLAIN, AttentionTraits
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.scheduling.launch import Chunk
+from pdmux_actor.scheduling.sequence import TokenSequence
+
+STEPS_BEFORE_LAYERS = 2
+
+
+def are_alike(sequences: Iterable[TokenSequence], own_kv_beyond_tokens: int | None) -> bool:
+    """Returns whether what is captured serves all of them: none asks for an adapter, none has rotary frequencies of its
+    own (ModelInfo.own_kv_beyond_tokens).
+    """
+    limit = float("inf") if own_kv_beyond_tokens is None else own_kv_beyond_tokens
+    return all(s.adapter is None and s.num_prompt_tokens <= limit for s in sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersStart:
+    """token_ids, positions: int32 [tokens]; hidden: [tokens, hidden_size]."""
+
+    decoder: LayeredDecoder
+    token_ids: Tensor
+    positions: Tensor
+    hidden: Tensor
+
+    def steps(self, rotary: list[Any]) -> tuple[Step, Step]:
+        """Returns STEPS_BEFORE_LAYERS steps: one fills `hidden`, the other leaves in `rotary` what layers read."""
+        return self._embed, partial(self._rotate, rotary)
+
+    def keep(self, hidden: Tensor) -> None:
+        """Keeps what came of a layer that did not change `hidden` in place."""
+        if hidden.data_ptr() != self.hidden.data_ptr():
+            self.hidden[: len(hidden)].copy_(hidden)
+
+    def _embed(self) -> None:
+        self.hidden.copy_(self.decoder.start(self.token_ids, self.positions)[0])
+
+    def _rotate(self, rotary: list[Any]) -> None:
+        rotary[:] = [self.decoder.start(self.token_ids, self.positions)[1]]
+
 
 MOST_CHUNKS = 16
 _NO_ROW = -1

@@ -15,8 +15,7 @@ from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
 from pdmux_actor.executor.ranks.device_frames import DeviceBatchOnWire, DevicePass, on_wire
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels
-from pdmux_actor.executor.ranks.leading_lane import WHOLE_SHARE, LeadingLane
-from pdmux_actor.executor.ranks.rank_buckets import LeadingBucket
+from pdmux_actor.executor.ranks.rank_buckets import WHOLE_SHARE, LeadingBucket, LeadingLane
 from pdmux_actor.executor.ranks.rank_frames import DropBatch, RankLink
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch

@@ -1,6 +1,8 @@
 """Decode steps of several ranks: the leader samples, and all get the next step's tokens from the lane's group."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,11 +11,42 @@ from pdmux_actor.executor.cuda.device_kv import DeviceKv
 from pdmux_actor.executor.cuda.device_sampler import SamplingRows
 from pdmux_actor.executor.cuda.host_stage import Arrays, HostStage
 from pdmux_actor.executor.cuda.shared_logits import SharedLogits
-from pdmux_actor.executor.ranks.device_frames import ArrayOnWire, BucketInputs, DecodePass, on_wire
+from pdmux_actor.executor.ranks.device_frames import ArrayOnWire, BucketInputs, DecodePass, DeviceFrame, on_wire
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
-from pdmux_actor.executor.ranks.leading_lane import LeadingLane
+from pdmux_actor.executor.ranks.rank_frames import HeadPass, RankLink
 from pdmux_actor.models.decoder import LayeredDecoder
 from pdmux_actor.models.lora import AdapterBatch
+
+WHOLE_SHARE = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class LeadingLane:
+    """`first_core` and `num_cores` are the SMs of the launch that is being enqueued, as frames name them."""
+
+    number: int
+    link: RankLink
+    group: LaneGroup
+    first_core: int = WHOLE_SHARE
+    num_cores: int = 0
+
+    @contextmanager
+    def together(self, frame: DeviceFrame | HeadPass) -> Iterator[None]:
+        """Tells the others what this rank enqueues within it. What fails there ends the unit: the others wait in a sum
+        that would never be complete.
+        """
+        try:
+            self.link.tell(frame)
+            yield
+        except Exception as error:
+            self.link.end_unit(f"a launch failed on the leading rank: {type(error).__name__}: {error}")
+            raise
+
+    @contextmanager
+    def around_head(self, model: str, num_tokens: int) -> Iterator[None]:
+        with self.together(HeadPass(self.number, self.first_core, self.num_cores, model, num_tokens)):
+            yield
+
 
 _SENT = ("token_ids", "positions", "row_places", "new_rows", "begun_rows", "begun_blocks")
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pdmux_actor.models.compiled.compiled_linear import CompiledLinear
-from pdmux_actor.models.compiled.int8_linear import Int8Kernels
+from pdmux_actor.models.compiled.compiled_linear import CompiledLinear, Int8Kernels
 from pdmux_actor.models.compiled.kernels import CpuKernels
 from pdmux_actor.models.compiled.panel_linear import PanelKernels, PanelLinear, panels_of, rows_of
 from pdmux_actor.models.linear import Linear

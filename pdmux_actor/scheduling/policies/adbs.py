@@ -9,7 +9,7 @@ does not hold decodes up: they are what frees the blocks.
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.partition import fixed_decode_share
+from pdmux_actor.scheduling.launch import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, RoundRobin, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import decodes_at_once
 from pdmux_actor.scheduling.policies.entry import PolicyEntry

@@ -22,7 +22,7 @@ of their arrival. It serves one model; several take turns.
 import math
 from collections.abc import Callable, Sequence
 
-from pdmux_actor.scheduling.partition import decode_shares, fixed_decode_share
+from pdmux_actor.scheduling.launch import decode_shares, fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, Mixed, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.forecast import (

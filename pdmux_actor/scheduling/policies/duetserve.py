@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdmux_actor.scheduling.batching import preview_chunks
-from pdmux_actor.scheduling.partition import decode_shares
+from pdmux_actor.scheduling.launch import decode_shares
 from pdmux_actor.scheduling.policies.base import (
     Action,
     ContinuePrefill,

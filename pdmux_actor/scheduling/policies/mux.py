@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
-from pdmux_actor.scheduling.partition import ample_decode_share
+from pdmux_actor.scheduling.launch import ample_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near, may_add_decode
 from pdmux_actor.scheduling.policies.decode_room import DecodeRoom

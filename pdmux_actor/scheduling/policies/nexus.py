@@ -14,7 +14,7 @@ serves one model; several take turns.
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.partition import decode_shares, least_share
+from pdmux_actor.scheduling.launch import decode_shares, least_share
 from pdmux_actor.scheduling.policies.base import Action, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, prefill_shapes, whole_prefill_s

@@ -22,7 +22,7 @@ import msgspec
 
 from pdmux_actor.scheduling.batching import PrefillBatch
 from pdmux_actor.scheduling.decode_outlook import steps_s
-from pdmux_actor.scheduling.partition import decode_shares, least_share
+from pdmux_actor.scheduling.launch import decode_shares, least_share
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near
 from pdmux_actor.scheduling.policies.forecast import (

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdmux_actor.scheduling.partition import decode_shares
+from pdmux_actor.scheduling.launch import decode_shares
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import DecodeCycle, decode_cycle_s, head_sequence
 from pdmux_actor.scheduling.policies.fusing import FusedStep

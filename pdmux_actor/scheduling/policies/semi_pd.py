@@ -17,7 +17,7 @@ serves one model; several take turns within each share.
 
 from collections.abc import Iterator, Sequence
 
-from pdmux_actor.scheduling.partition import decode_shares, fixed_decode_share
+from pdmux_actor.scheduling.launch import decode_shares, fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pdmux_actor.scheduling.batching import preview_chunks
-from pdmux_actor.scheduling.partition import least_decode_share
+from pdmux_actor.scheduling.launch import least_decode_share
 from pdmux_actor.scheduling.policies.base import Action, ContinuePrefill, Decode, RoundRobin, StartPrefill, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import KeptDivision, fill_lanes, may_add_decode
 from pdmux_actor.scheduling.policies.forecast import (

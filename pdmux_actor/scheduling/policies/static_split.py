@@ -5,7 +5,7 @@ The baseline of DuetServe Fig. 9 and MuxWise Fig. 19. A device of one SM cannot 
 
 from collections.abc import Sequence
 
-from pdmux_actor.scheduling.partition import fixed_decode_share
+from pdmux_actor.scheduling.launch import fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdmux_actor.executor.cuda.batch_order import BatchOrder, places_in
+from pdmux_actor.executor.cuda.host_reads import BatchOrder, places_in
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.scheduling.sequence import TokenSequence
 

@@ -18,13 +18,13 @@ from device_ranks import PipeLink, RanksRig, two_device_ranks
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError
 from pdmux_actor.executor.ranks import lane_group
 from pdmux_actor.executor.ranks.lane_group import LaneGroup
-from pdmux_actor.executor.ranks.leading_lane import LeadingLane
+from pdmux_actor.executor.ranks.rank_buckets import LeadingLane
 from pdmux_actor.executor.ranks.rank_frames import HeadPass, RankSettings
-from pdmux_actor.executor.ranks.rank_gpus import gpus_of_ranks
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.models.rank_share import RankShare
 from pdmux_actor.scheduling.launch import DecodePart, DecodeStep, DropPrefill, Repartition
 from pdmux_actor.serving import cuda_ranks
+from pdmux_actor.serving.cuda_ranks import gpus_of_ranks
 from placement.launch_limits import DEFAULT_LIMITS
 from profiler.gpus.h200 import DEVICE as H200
 

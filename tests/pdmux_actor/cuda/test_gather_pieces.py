@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdmux_actor.executor.cuda.device_attention import gather_pieces
 from pdmux_actor.executor.cuda.device_batch import ChunkExtent
-from pdmux_actor.executor.cuda.gathered_prefixes import gather_pieces
 
 _chunks = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 200)), min_size=1, max_size=8)
 

@@ -27,8 +27,15 @@ from pdmux_actor.model_info import ModelInfo, ModelSource
 from pdmux_actor.models import linear
 from pdmux_actor.models.workspace import LaneArena, Workspace
 from pdmux_actor.scheduling.events import Arrival, AttachModel
-from pdmux_actor.scheduling.launch import FIRST_DECODE_LANE, PREFILL_LANE, Chunk, DropPrefill, Lane, MixedStep
-from pdmux_actor.scheduling.partition import decode_shares
+from pdmux_actor.scheduling.launch import (
+    FIRST_DECODE_LANE,
+    PREFILL_LANE,
+    Chunk,
+    DropPrefill,
+    Lane,
+    MixedStep,
+    decode_shares,
+)
 from pdmux_actor.scheduling.settings import SchedulerSettings
 from placement.estimation.memory import CUBLAS_STREAMS, workspace_bytes
 from placement.launch_limits import LaunchLimits

@@ -18,7 +18,7 @@ from lora_adapters import AdapterShape, random_adapter
 
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import ModelLoadError, ModelTooLarge
-from pdmux_actor.executor.cuda import asleep_models
+from pdmux_actor.executor.cuda import model_loading
 from pdmux_actor.executor.cuda.cuda_model import CudaModel
 from pdmux_actor.executor.cuda.cuda_runner import CudaRunner
 from pdmux_actor.executor.cuda.graph_capture import CudaGraphCapture
@@ -209,7 +209,7 @@ def test_wake_model__no_memory_for_its_weights__sleeps_on(
     rig.executor.detach_model("qwen3")
 
     with monkeypatch.context() as short:
-        short.setattr(asleep_models, "moved_from_host", run_out)
+        short.setattr(model_loading, "moved_from_host", run_out)
         with pytest.raises(ModelTooLarge, match=WEIGHTS_LACK.format("qwen3")):
             rig.executor.wake_model("qwen3")
 

@@ -8,8 +8,7 @@ from bookkeeping_driver import NUM_SMS, BookkeepingDriver
 from pdmux_actor.errors import PartitioningUnavailable
 from pdmux_actor.executor.cuda.green_contexts import GreenContexts
 from pdmux_actor.executor.cuda.partition_streams import AtomStreams, PairStreams, PartitionStreams, open_green_streams
-from pdmux_actor.scheduling.launch import Lane
-from pdmux_actor.scheduling.partition import decode_shares
+from pdmux_actor.scheduling.launch import Lane, decode_shares
 from profiler.gpus.h200 import DEVICE as H200
 from profiler.sweep import partition_shares
 

@@ -15,8 +15,7 @@ from slo_rig import LLAMA_8B
 
 from pdmux_actor.executor.cuda.graph_key import LAYERS, GraphKey, PlannedCapture, Step
 from pdmux_actor.executor.cuda.launch_buckets import EAGER_LAYER_S, host_bound_tokens
-from pdmux_actor.executor.cuda.layers_start import STEPS_BEFORE_LAYERS
-from pdmux_actor.executor.cuda.prefill_bucket import MOST_CHUNKS, PrefillBucket
+from pdmux_actor.executor.cuda.prefill_bucket import MOST_CHUNKS, STEPS_BEFORE_LAYERS, PrefillBucket
 from pdmux_actor.executor.cuda.prompt_attention import packed_attention
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.models.attention import prompt_attention

@@ -18,7 +18,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from pdmux_actor.engine import build_engine
 from pdmux_actor.errors import DeviceUnavailable, ModelLoadError, ModelTooLarge
 from pdmux_actor.executor import host_copy, torch_cuda
-from pdmux_actor.executor.cuda import gathered_prefixes
+from pdmux_actor.executor.cuda import device_attention
 from pdmux_actor.executor.cuda.graph_key import GraphKey
 from pdmux_actor.executor.cuda.large_kernels import LargeKernels
 from pdmux_actor.executor.cuda.launch_graphs import LaunchGraphs
@@ -320,7 +320,7 @@ def test_load_model__before_its_first_launch__every_kernel_has_run_once(
     def attention(query: torch.Tensor, key: torch.Tensor, *rest: object) -> None:
         attended.append((*query.shape, *key.shape[1:]))
 
-    monkeypatch.setattr(gathered_prefixes, "varlen_attention", attention)
+    monkeypatch.setattr(device_attention, "varlen_attention", attention)
     ran = ran_kernels(monkeypatch)
     rig.load("qwen3", tiny_checkpoints["qwen3"])
 

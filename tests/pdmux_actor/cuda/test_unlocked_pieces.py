@@ -13,8 +13,8 @@ from cpu_rig import CpuRig, make_prompt
 from cuda_rig import CpuLanes, make_cuda_rig
 
 from pdmux_actor.executor import host_copy
-from pdmux_actor.executor.cuda import asleep_models
-from pdmux_actor.executor.cuda.asleep_models import AsleepModels
+from pdmux_actor.executor.cuda import model_loading
+from pdmux_actor.executor.cuda.model_loading import AsleepModels
 from pdmux_actor.executor.host_copy import HostRegion
 
 PIECE_BYTES = 4 * mmap.PAGESIZE
@@ -72,7 +72,7 @@ def test_sleep_model__memory_of_another_is_locked_yet__is_let_go_before_room_is_
 ) -> None:
     lanes, locked = rig.executor._lanes, []
     assert lanes.pinned
-    monkeypatch.setattr(asleep_models, "check_host_room", lambda *arguments: locked.append(len(lanes.pinned)))
+    monkeypatch.setattr(model_loading, "check_host_room", lambda *arguments: locked.append(len(lanes.pinned)))
 
     rig.executor.sleep_model("qwen3", MOST_BYTES)
 

@@ -28,7 +28,7 @@ def register():
         from sgl_kernel import spatial
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        from pdmux_actor.backends.sglang.launch_clock import LaunchClock
+        from pdmux_actor.backends.sglang.launch_timer import LaunchClock
 
         spatial.Clock.at_s = 0.0
         LaunchClock.now_s = staticmethod(spatial.now_s)

@@ -1,9 +1,14 @@
-"""Chooses among the tokens that may follow in a form as a simulated model does: so that the output soon ends."""
+"""What a simulated model says where it is asked for a form or for embeddings: outputs in a form soon end, and
+embeddings are noise.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from pdmux_actor.scheduling.launch import ComputeLaunch, DecodeStep, PrefillSlice
+from profiler.specs import ModelSpec
 
 _CLOSING, _PLAIN, _LIST, _OBJECT, _LONG, _SPACE = range(6)
 _BY_TEXT: Mapping[bytes, int] = {b'"': _CLOSING, b"}": _CLOSING, b"]": _CLOSING, b"[": _LIST, b"{": _OBJECT}
@@ -37,3 +42,15 @@ def _rank_in_json(text: bytes) -> int:
     if not text.strip():
         return _SPACE
     return _PLAIN if len(text) == 1 else _LONG
+
+
+def made_up_embeddings(launch: ComputeLaunch, spec: ModelSpec) -> dict[int, bytes]:
+    """Noise that depends on the prompt only."""
+    if isinstance(launch, DecodeStep) or (isinstance(launch, PrefillSlice) and launch.last_layer < spec.num_layers):
+        return {}
+    made: dict[int, bytes] = {}
+    for place, chunk in enumerate(launch.chunks):
+        if chunk.embedded_token is not None:
+            noise = np.random.default_rng(chunk.sequence.request.prompt_token_ids)
+            made[place] = noise.standard_normal(spec.hidden_size, dtype=np.float32).astype("<f4").tobytes()
+    return made
