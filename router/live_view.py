@@ -1,11 +1,34 @@
 """The newest view of the fleet, and a way to wait for the next one."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
-from router.change_signal import ChangeSignal
 from router.view import FleetView, ModelCard
+
+
+class ChangeSignal:
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def tell(self) -> None:
+        """Wakes all that wait now."""
+        told, self._next = self._next, asyncio.Event()
+        told.set()
+
+    async def changed(self) -> None:
+        """Returns at the next change."""
+        await self._next.wait()  # no deadline: the caller's
+
+    async def changed_within(self, timeout_s: float) -> None:
+        """Returns at the next change, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 can lose a cancellation
+                await self._next.wait()
+        except TimeoutError:
+            return
+
 
 _MOVE_S = 60.0  # models that come and go lower the quotas of their neighbours for about so long
 _NOTHING = FleetView(models=(), units=(), stream_token="")

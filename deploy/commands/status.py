@@ -29,7 +29,7 @@ from deploy.inspection.live_events import key_shares
 from deploy.inspection.live_fleet import LiveSelection
 from deploy.inspection.live_picture import live_fleet
 from pdmux_actor.lease import ModelPhase
-from router.access.key_fairness import KeysReport
+from router.access.key_figures import KeysReport
 from router.view import KnownFleet
 
 DEFAULT_URL = "http://127.0.0.1:8000"

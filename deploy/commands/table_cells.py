@@ -8,7 +8,7 @@ from deploy.commands.fitted_table import FittedTable
 from deploy.inspection.live_fleet import LiveFleet
 from pdmux_actor.lease import LoadProgress, LoadStage
 from placement.step_correction import StepCorrection
-from router.access.key_fairness import KeysReport
+from router.access.key_figures import KeysReport
 
 NONE = "-"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from deploy.fleet_file.setting_types import Replan
 from deploy.fleet_file.settings import PlacementSection
 from pdmux_actor.lease import QUIET_HEARTBEAT_S
-from placement.scaling.ceilings import Ceilings
+from placement.scaling.elastic_pool import Ceilings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

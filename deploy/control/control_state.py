@@ -10,9 +10,9 @@ from deploy.control.decision_history import NotedDecision
 from deploy.control.demand_forecasts import KeptForecast
 from deploy.control.neighbour_learning import LearnedStrain
 from deploy.control.step_evidence import MeasuredUnit
+from placement.demand import OWN_TARGETS, TargetMix
 from placement.plan import Plan
 from placement.scaling.pool_size import KeptSize
-from placement.target_mix import OWN_TARGETS, TargetMix
 
 FORMAT = 1
 

@@ -14,13 +14,11 @@ from deploy.fleet_file.model_catalog import CatalogModel
 from placement.plan import Plan
 from placement.problem import PlacementModel
 from placement.scaling.capacity_calibration import CapacityCalibration
-from placement.scaling.ceilings import Ceilings, HeldNodes
 from placement.scaling.demand_trend import DemandTrend
-from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits
+from placement.scaling.elastic_pool import Ceilings, ElasticPool, FleetSize, HeldNodes, SizeLimits
 from placement.scaling.fleet_size import FleetSizeQuestion
 from placement.scaling.leading_signals import LeadingSignals
-from placement.scaling.pool_size import KeptSize, PoolSize
-from placement.scaling.scaling_rules import ScalingRules
+from placement.scaling.pool_size import KeptSize, PoolSize, ScalingRules
 from placement.scaling.seasonal_forecast import ExpectedRate
 from placement.scaling.victims import PoolNode, cheapest_to_empty
 from router.admission.demand_report import ModelAsked

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from placement.target_mix import TargetMix, TargetShare
+from placement.demand import TargetMix, TargetShare
 from router.admission.demand_report import ModelAsked, TargetCount
 
 _MEMORY = 200.0  # requests

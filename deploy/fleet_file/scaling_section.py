@@ -10,7 +10,7 @@ from deploy.fleet_file.forecast_section import ForecastSection
 from deploy.fleet_file.section import Section
 from deploy.fleet_file.setting_types import TimeOfDay
 from deploy.fleet_file.source_paths import absolute
-from placement.scaling.scaling_rules import ScalingRules, ScheduledFloor
+from placement.scaling.pool_size import ScalingRules, ScheduledFloor
 from placement.scaling.seasonal_forecast import Season
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]

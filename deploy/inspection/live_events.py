@@ -13,7 +13,7 @@ from deploy.environment import bearer_headers
 from deploy.errors import ControlLoopUnreachable, FleetUnreachable
 from deploy.inspection.fleet_report import check_answer, decoded, path_of, reaching
 from deploy.inspection.live_fleet import LiveFleet
-from router.access.key_fairness import KeysReport
+from router.access.key_figures import KeysReport
 
 _PATH = "/fleet/live"
 _TIMEOUT_S = 30.0  # twice as long as a stream is silent

@@ -19,7 +19,7 @@ from deploy.inspection.live_fleet import (
 from deploy.inspection.live_history import RecentRequests
 from pdmux_actor.lease import QUIET_HEARTBEAT_S, ModelPhase, ModelStatus
 from pdmux_actor.messages import LoadReport, ModelLoad
-from router.access.key_fairness import jain_index
+from router.access.key_figures import jain_index
 
 _SILENT_S, _QUIET_SILENT_S = 1.2, 2.5 * QUIET_HEARTBEAT_S  # units with work report twice a second
 

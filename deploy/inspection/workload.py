@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deploy.inspection.served_models import ServedModel
-from traces.arrivals import poisson_arrivals
 from traces.errors import BadParameter
 from traces.record import TraceRecord
+from traces.synthetic import poisson_arrivals
 from traces.trace import Trace
 from traces.transforms import assign_models, at_rate, scale_lengths, scale_times, with_arrivals
 

@@ -9,11 +9,10 @@ from safetensors import SafetensorError
 from deploy.errors import OutputNotWritable
 from deploy.local.demo_weights import DemoWeights
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
-from traces.lengths import PROFILES
 from traces.machine_fit import MachineLimits, Scale, scale_to
 from traces.readers.registry import read_trace
 from traces.record import TraceRecord
-from traces.synthetic import power_law_popularity, synthesize
+from traces.synthetic import PROFILES, power_law_popularity, synthesize
 from traces.trace import Trace
 from traces.transforms import assign_models
 

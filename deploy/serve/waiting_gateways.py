@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from deploy.control.control_loop import ControlLoop
-from router.change_signal import ChangeSignal
+from router.live_view import ChangeSignal
 from router.view import FleetNews, write_news
 
 _LOOK_S = 1.0  # what only time changes (a silent unit is gone, a gateway) is looked for so often

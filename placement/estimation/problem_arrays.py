@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from placement.demand import OWN_TARGETS
 from placement.estimation.memory import bytes_for_models, kv_rows, replica_bytes, runs_on
 from placement.estimation.quotas import least_tokens
 from placement.estimation.step_costs import LatencyOf, Sharing, StepCosts, corrected, roofline_of, sharings, step_costs
@@ -15,7 +16,6 @@ from placement.neighbour_strain import Strains
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
 from placement.step_correction import StepCorrection
-from placement.target_mix import OWN_TARGETS
 from profiler.latency import LatencyModel
 from profiler.native_refusal import NativeDevice
 from profiler.specs import DeviceSpec, ModelSpec

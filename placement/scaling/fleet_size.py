@@ -7,8 +7,7 @@ from placement.estimation.plan_estimate import estimate
 from placement.estimation.problem_arrays import Estimator, make_instance
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel, Solver
-from placement.scaling.ceilings import Ceilings, HeldNodes
-from placement.scaling.elastic_pool import ElasticPool, FleetSize, SizeLimits, cost_per_hour
+from placement.scaling.elastic_pool import Ceilings, ElasticPool, FleetSize, HeldNodes, SizeLimits, cost_per_hour
 from placement.scaling.predicted_attainment import predicted_attainment
 
 _MOST_FOR_ONE = 4  # nodes of a cheaper pool that are tried in the place of one of a dearer pool

@@ -7,9 +7,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from router.admission.flow import Standing, Waiting
-from router.admission.flow_queue import FlowQueue, Turn
 from router.admission.learned_estimates import QueueForecast
-from router.admission.service_counters import ServiceCounters, virtual_tokens
+from router.admission.service_counters import FlowQueue, ServiceCounters, Turn, virtual_tokens
 from router.request_terms import AdmissionRequest
 
 PaceOf = Callable[[str, float], QueueForecast]  # of a model, now

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Set
 from router.admission.blocked_turns import BlockedTurns
 from router.admission.fair_queue import FairQueue, PaceOf
 from router.admission.flow import Standing, Waiting
-from router.admission.flow_queue import Turn
+from router.admission.service_counters import Turn
 from router.request_terms import AdmissionRequest
 
 _LOOK_EVERY_S = 0.1

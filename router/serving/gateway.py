@@ -33,11 +33,10 @@ from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.request_terms import ANYBODY, AdmissionRequest, Caller, Priority
-from router.serving.context_wait import ContextWait
+from router.serving.context_wait import ContextWait, ModelAbsence
 from router.serving.embeddings import EmbeddingsResponse, embedding_generations, embedding_prompts
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner, WaitingRequests
-from router.serving.model_absence import ModelAbsence
 from router.serving.prompts import (
     Prompt,
     bad_word_tokens,
@@ -58,8 +57,8 @@ from router.serving.response import (
 )
 from router.serving.tokenizing import detokenize, tokenize
 from router.serving.turns_of_weights import TurnsOfWeights
+from router.telemetry.fleet_event import RequestEvents
 from router.telemetry.metrics import GatewayMetrics
-from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ReceiptBook, ServiceReport
 from router.text.lane import StartText, TextProcess
 from router.text.replies import Replies

@@ -20,8 +20,8 @@ from router.limits import GatewayLimits
 from router.request_terms import AdmissionRequest, Caller
 from router.routing.routing import UnitChoice
 from router.serving.generation_relay import GenerationRelay
+from router.telemetry.fleet_event import RequestEvents
 from router.telemetry.metrics import GatewayMetrics, GenerationStopwatch
-from router.telemetry.request_events import RequestEvents
 from router.telemetry.service_report import ServiceReport
 
 _CLOSED_RETRY_AFTER_S = 1  # another gateway is there

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from router.access.key_fairness import keys_report
-from router.access.key_figures import KeyFigures, summed_figures
+from router.access.key_figures import KeyFigures, keys_report, summed_figures
 from router.telemetry.service_report import RequestReceipts, merged_receipts
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import msgspec
 from deploy.inspection.live_fleet import LiveFleet, LiveSample
 from deploy.inspection.plan_report import PlanReport
 from pdmux_actor.scheduling.decision import LogExcerpt
-from router.access.key_fairness import KeysReport
+from router.access.key_figures import KeysReport
 from router.telemetry.service_report import RequestReceipts
 
 

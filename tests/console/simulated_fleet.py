@@ -21,8 +21,7 @@ from pdmux_actor.lease import ModelPhase, UnitReport
 from pdmux_actor.messages import ModelLoad, NeighbourLoss
 from pdmux_actor.scheduling.decision import Decision, DecisionKind, LogExcerpt
 from placement.solvers.memory_greedy import MemoryGreedySolver
-from router.access.key_fairness import keys_report
-from router.access.key_figures import KeyFigures
+from router.access.key_figures import KeyFigures, keys_report
 from router.admission.demand_report import DemandReport, ModelAsked
 from router.http.live_routes import LiveSources
 from router.serving.gateway import Gateway

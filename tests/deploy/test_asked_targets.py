@@ -11,9 +11,8 @@ from deploy.commands.terminal import terminal
 from deploy.control.control_rules import ControlRules
 from deploy.control.target_learning import TargetLearning
 from pdmux_actor.messages import Slo
-from placement.demand import ModelDemand, together
+from placement.demand import ModelDemand, TargetMix, TargetShare, together
 from placement.solvers.search import SearchSolver
-from placement.target_mix import TargetMix, TargetShare
 from router.admission.demand_counts import TargetCounts
 from router.admission.demand_report import ModelAsked
 from traces.timeliness import SloTarget

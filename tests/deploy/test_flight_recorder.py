@@ -17,8 +17,7 @@ from deploy.inspection.incident_story import in_short, story_of, unknown_name
 from pdmux_actor.lease import Lease
 from pdmux_actor.messages import Slo
 from router.request_terms import GrantedSlo
-from router.telemetry.fleet_event import EventKind, FleetEvent
-from router.telemetry.request_events import RequestEvents
+from router.telemetry.fleet_event import EventKind, FleetEvent, RequestEvents
 from router.telemetry.service_report import ServiceReport
 
 SECONDS_TO_EXPIRY = int(ControlTiming().expiry_s / 0.5) + 4

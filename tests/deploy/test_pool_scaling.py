@@ -17,9 +17,8 @@ from deploy.fleet_file.settings import FleetFile, read_fleet_file
 from deploy.serve.render import as_large_as_now, controller_config, serve_config
 from placement.estimation.problem_arrays import Estimator
 from placement.problem import PlacementModel
-from placement.scaling.ceilings import Ceilings
-from placement.scaling.elastic_pool import FleetSize
-from placement.scaling.scaling_rules import ScalingRules
+from placement.scaling.elastic_pool import Ceilings, FleetSize
+from placement.scaling.pool_size import ScalingRules
 from placement.scaling.seasonal_forecast import Season
 from router.admission.demand_report import ModelAsked
 

@@ -11,7 +11,7 @@ from deploy.simulation.control import LoadTimes
 from deploy.simulation.deployments import Deployment, deploy_fleet
 from deploy.simulation.runs import RunOptions, run_fleet
 from deploy.simulation.streams import RequestStream
-from placement.scaling.scaling_rules import ScalingRules
+from placement.scaling.pool_size import ScalingRules
 from placement.scaling.seasonal_forecast import Season
 from router.limits import GatewayLimits
 from traces.record import TraceRecord

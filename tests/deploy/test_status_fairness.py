@@ -12,8 +12,7 @@ from live_gateway import live_gateway, no_answer
 from deploy.cli import main
 from deploy.control.fleet_status import FleetStatus, ModelState
 from pdmux_actor.lease import ModelPhase
-from router.access.key_fairness import keys_report
-from router.access.key_figures import KeyFigures
+from router.access.key_figures import KeyFigures, keys_report
 from router.http.live_routes import LiveSources
 
 KEY = KeyFigures(key_id="1", name="app", is_admin=False, models=None, limit_requests=None, limit_tokens=None)

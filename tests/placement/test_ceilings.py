@@ -1,6 +1,6 @@
 """What all pools together may have."""
 
-from placement.scaling.ceilings import Ceilings, HeldNodes
+from placement.scaling.elastic_pool import Ceilings, HeldNodes
 
 DEAR = HeldNodes(nodes=2, gpus=8, cost_per_hour=30.0)
 CHEAP = HeldNodes(nodes=3, gpus=1, cost_per_hour=2.0)

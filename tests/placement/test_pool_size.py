@@ -9,8 +9,7 @@ from placement_cases import make_model
 
 from placement.plan import ModelPlacement, Plan, UnitPlan
 from placement.scaling.demand_trend import DemandTrend
-from placement.scaling.pool_size import PoolSize
-from placement.scaling.scaling_rules import ScalingRules, ScheduledFloor
+from placement.scaling.pool_size import PoolSize, ScalingRules, ScheduledFloor
 from placement.scaling.victims import PoolNode, cheapest_to_empty
 
 LOOK_S = 15.0

@@ -11,7 +11,7 @@ from fake_unit import FakeUnit, eventually, fleet_view
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 
-from router.access.key_fairness import KeysReport
+from router.access.key_figures import KeysReport
 from router.openai.foreign_body import message
 from router.serve_deployment import GatewayIngress
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.access.key_fairness import jain_index, keys_report
-from router.access.key_figures import WINDOW_S, KeyFigures, RecentTokens
+from router.access.key_figures import WINDOW_S, KeyFigures, RecentTokens, jain_index, keys_report
 
 
 def key(name: str, recent: int, waiting: int = 0) -> KeyFigures:

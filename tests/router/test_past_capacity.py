@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdmux_actor.messages import Slo
 from router.admission.admission import Admit, Shed
-from router.admission.flow_queue import turn_works
+from router.admission.service_counters import turn_works
 from router.gateway_scheduler import GatewayScheduler
 from router.request_terms import AdmissionRequest
 

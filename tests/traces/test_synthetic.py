@@ -1,11 +1,9 @@
 import numpy as np
 import pytest
 
-from traces.arrivals import gamma_arrivals, poisson_arrivals
 from traces.errors import BadParameter
-from traces.lengths import PROFILES
 from traces.stats import describe, describe_models
-from traces.synthetic import power_law_popularity, synthesize
+from traces.synthetic import PROFILES, gamma_arrivals, poisson_arrivals, power_law_popularity, synthesize
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 3.0])
