@@ -11,7 +11,7 @@ from engine_rig import PLAIN, VirtualEngine, make_request
 from test_token_identity import MAX_TOKENS, make_requests, run_engine
 from transformers import AutoModelForCausalLM
 
-from pdmux_actor.executor import prompt_logprobs
+from pdmux_actor.executor import prompt_outputs
 from pdmux_actor.messages import GenerateRequest, PromptLogprob, SamplingParams
 from pdmux_actor.scheduling.events import Arrival, SetPolicy
 from pdmux_actor.scheduling.policies.registry import POLICIES
@@ -145,8 +145,8 @@ def test_tiles__of_any_size__change_nothing_and_bound_the_logits(rig, demo_check
                 layers,
             ),
         )
-        for layers, tile_bytes in ((1000, prompt_logprobs.TILE_BYTES), (1, 4 * vocab_size * 7))
-        if monkeypatch.setattr(prompt_logprobs, "TILE_BYTES", tile_bytes) is None
+        for layers, tile_bytes in ((1000, prompt_outputs.TILE_BYTES), (1, 4 * vocab_size * 7))
+        if monkeypatch.setattr(prompt_outputs, "TILE_BYTES", tile_bytes) is None
     )
 
     assert {place: len(entries) for place, entries in whole.items()} == {0: 69, 1: 32}
