@@ -1,4 +1,4 @@
-"""What a simulated model says where it is asked for a form or for embeddings: outputs in a form soon end, and
+"""Makes up what a simulated model says where it is asked for a form or for embeddings: outputs in a form soon end, and
 embeddings are noise.
 """
 

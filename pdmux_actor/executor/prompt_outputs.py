@@ -1,5 +1,5 @@
-"""What prompts are asked for beside tokens, from a prefill's hidden states: log-probabilities, in memory that does not
-grow with the prompt, and embeddings.
+"""Makes what prompts are asked for beside tokens of a prefill's hidden states: log-probabilities, in memory that does
+not grow with the prompt, and embeddings.
 """
 
 from collections.abc import Callable, Iterator, Sequence
