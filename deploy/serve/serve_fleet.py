@@ -295,7 +295,10 @@ def _starting(apps: Sequence[str], statuses: Any) -> str:  # noqa: ANN401  as `_
 
 def _loading(models: Sequence[ModelState]) -> str:
     waiting = [_awaited(m) for m in models if not (m.is_as_asked or m.is_asleep or m.problem is not None)]
-    return f"loading {', '.join(waiting)}" if waiting else "every model has been loaded"
+    if waiting:
+        return f"loading {', '.join(waiting)}"
+    asleep = [m.model for m in models if m.is_asleep]
+    return "every model has been loaded" + (f", or is when asked for: {', '.join(asleep)}" if asleep else "")
 
 
 def _awaited(model: ModelState) -> str:

@@ -11,12 +11,14 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
+from deploy.control.fleet_status import ModelState
 from deploy.errors import FleetStartError, FleetUnreachable, StopUnanswered
 from deploy.fleet_file.settings import parse_fleet_file
 from deploy.serve import serve_calls, serve_fleet
 from deploy.serve.controller import Controller
 from deploy.serve.serve_calls import SILENT_S, ServeWatch, check_serve_answers, until_proxies_serve
 from deploy.serve.serve_fleet import ServeFleet, _refuse_foreign_applications
+from pdmux_actor.lease import ModelPhase
 
 FLEET = parse_fleet_file("{name: f, models: [{id: a, source: org/a}]}", name="f.yaml", base=Path("/"))
 
@@ -201,3 +203,15 @@ def test_wait_for_gateways__one_is_replaced_under_the_question__asks_again(monke
     ServeFleet(FLEET)._wait_for_gateways(time.monotonic() + 60)
 
     assert not answers
+
+
+def test_stage__models_that_nobody_has_asked_for__are_not_said_to_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = ModelState(model="a", phases=(ModelPhase.READY,), planned_units=("u",), problem=None)
+    asleep = ModelState(model="b", phases=(), planned_units=(), problem=None, is_asleep=True)
+    monkeypatch.setattr(ServeFleet, "_models", lambda self, until_s: (ready, asleep))
+    for wait in ("_wait_for_applications", "_wait_for_gateway", "_wait_for_gateways"):
+        monkeypatch.setattr(ServeFleet, wait, lambda self, *arguments: None)
+    stages: list[str] = []
+
+    ServeFleet(FLEET).wait_until_ready(on_change=lambda model: None, deadline_s=1.0, on_stage=stages.append)
+    assert stages[0] == "every model has been loaded, or is when asked for: b"
