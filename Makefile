@@ -74,8 +74,10 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 # tests/long_tests.py says which, and what remains.
 MARKED := -m "not long$(if $(CI),, and not ci)"
 
+OF_DAY = $(if $(CI_DAY),--turn=$(CI_DAY))
+
 test: venv check ## All checks, then the tests; CI=true: also those that are left to CI; ARGS="-k gateway" narrows all of them
-	@$(PYTEST) $(or $(ARGS),$(MARKED) $(SPREAD)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),$(MARKED)))
+	@$(PYTEST) $(or $(ARGS),$(MARKED) $(SPREAD) $(OF_DAY)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),$(MARKED)))
 
 test-long: venv ## The longest tests (tests/long_tests.py); ARGS="-k chaos" narrows them
 	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD)) $(call ONCE_MORE,$(PYTEST) -m long $(ARGS))
@@ -161,4 +163,4 @@ test-k8s: $(K8S_STAMP) ## The Helm chart under the real Helm 3 and 4, without a 
 	@bash scripts/k8s_crds.sh $(TOOLS)
 	@bash scripts/k8s_tools.sh $(TOOLS)
 	@$(BIN)/python -m scripts.chart.generate --check
-	@$(K8S_PYTEST) -n 2 $(ARGS) $(call ONCE_MORE,$(K8S_PYTEST) $(ARGS))
+	@$(K8S_PYTEST) -n 2 $(ARGS) $(OF_DAY) $(call ONCE_MORE,$(K8S_PYTEST) $(ARGS))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from long_tests import LEFT_TO_CI, LONG, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part
+from long_tests import LEFT_TO_CI, LONG, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part, is_of_turn
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
@@ -65,6 +65,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=int, metavar="N", help="only the files of part N of the longest tests")
+    parser.addoption("--turn", type=int, metavar="N", help="of the tests that are left to CI those of day N only")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -76,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.ci)
     if (part := config.getoption("part")) is not None:
         items[:] = [item for item in items if is_of_part(item.nodeid, part)]
+    if (turn := config.getoption("turn")) is not None:
+        items[:] = [item for item in items if not is_left_to_ci(item.nodeid) or is_of_turn(item.nodeid, turn)]
     if hasattr(config, "workerinput"):
         from fleets_beside_files import starts_fleets
 

@@ -1,5 +1,6 @@
 """Tests that `make test` leaves out: to CI, which runs the same command with CI=true, those that take seconds each; and
-to `make test-long` those that take longest, mostly by waiting. Of these CI runs a part, another one each day.
+to `make test-long` those that take longest, mostly by waiting. Of these CI runs a part, another one each day,
+where there is time; of those left to it every third, others each day.
 """
 
 from collections.abc import Sequence
@@ -133,6 +134,7 @@ LEFT_TO_CI: Sequence[str] = (
 )
 
 
+TURNS = 3
 _PART = 3  # lines above: neighbours share fixtures
 
 
@@ -159,3 +161,9 @@ def is_of_part(nodeid: str, number: int) -> bool:
     """Any number names a part: that of a day, for one."""
     first = number * _PART % (-(-len(LONG) // _PART) * _PART)
     return nodeid.startswith(tuple(LONG[first : first + _PART]))
+
+
+def is_of_turn(nodeid: str, number: int) -> bool:
+    """Says of a test that is left to CI whether it is run on a day of that number."""
+    place = next(n for n, beginning in enumerate(LEFT_TO_CI) if nodeid.startswith(beginning))
+    return place % TURNS == number % TURNS

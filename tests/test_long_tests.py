@@ -1,10 +1,11 @@
 """What `make test` leaves to `make test-long` is there."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from long_tests import LEFT_TO_CI, LONG, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part
+from long_tests import LEFT_TO_CI, LONG, TURNS, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part, is_of_turn
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,6 +26,21 @@ def test_parts__of_any_commits__have_each_long_test_in_one_of_them(beginning: st
     assert not is_of_part("tests/test_long_tests.py", 0)
 
 
+@pytest.mark.parametrize("beginning", LEFT_TO_CI)
+def test_turns__of_any_three_days__have_each_test_that_is_left_to_ci_once(beginning: str) -> None:
+    assert sum(is_of_turn(beginning, day) for day in range(20_000, 20_000 + TURNS)) == 1
+
+
+@pytest.mark.parametrize(("variables", "turn"), [((), ""), (("CI_DAY=20785",), " --turn=20785")])
+@pytest.mark.parametrize("target", ["test", "test-k8s"])
+def test_make__with_and_without_a_day__runs_its_third_or_all(target: str, variables: Sequence[str], turn: str) -> None:
+    make = subprocess.run(
+        ["make", "-n", target, "CI=", "CI_DAY=", *variables], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    command = make.stdout.splitlines()[-1]
+    assert ("--turn" in command, turn in command) == (bool(turn), True)
+
+
 @pytest.mark.parametrize("beginning", LONG)
 def test_file__of_long_tests__is_collected_for_them_and_left_alone_without_others(beginning: str) -> None:
     path, _, test = beginning.partition("::")
@@ -40,10 +56,10 @@ def test_ci__all_but_the_longest__are_run_and_the_longest_have_a_command() -> No
     commands = (ROOT / ".ci/run").read_text()
     targets = (ROOT / "Makefile").read_text()
 
-    assert "\nexport CI=true\n" in commands
+    assert "\nexport CI=true CI_DAY=" in commands
     assert "\nmake test ||" in commands
     assert "\nnice -n 5 make test-k8s " in commands
-    assert '  make test-long ARGS="--part=$part" ' in commands
+    assert '  make test-long ARGS="--part=$CI_DAY" ' in commands
     assert "$(PYTEST) -m long $(or $(ARGS),$(SPREAD))" in targets
     assert is_long("tests/test_extending.py::test_policy__as_the_page_shows_it__serves_requests_by_its_name")
     assert not is_long("tests/test_long_tests.py::test_ci__all_but_the_longest")

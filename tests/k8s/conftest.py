@@ -1,29 +1,29 @@
 """`make test-k8s` runs this folder; other runs of pytest leave it alone: it needs tools that they do not have."""
 
-import os
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 from helm_runner import TOOLS, VERSIONS, Helm, copied_chart
 from kubernetes_schemas import CustomSchemas
+from long_tests import TURNS
 
-_OF_BOTH = ("test_chart_renders.py", "test_standin_install.py")
+_ALWAYS = "test_chart_renders.py"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves either Helm half of the tests in CI, but for those of whole charts and releases: what the others look at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves a day of CI a third of the tests, but for those of whole charts, each under one Helm: what they look at
     are the chart's templates, which both evaluate alike.
     """
-    if os.environ.get("CI"):
-        items[:] = [item for item in items if item.path.name in _OF_BOTH or _is_this_helms(item)]
+    if (turn := config.getoption("turn")) is not None:
+        items[:] = [item for item in items if item.path.name == _ALWAYS or _has_its_turn(item, turn)]
 
 
-def _is_this_helms(item: pytest.Item) -> bool:
+def _has_its_turn(item: pytest.Item, number: int) -> bool:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     version = parameters.get("helm")
-    of_either = item.nodeid.replace(str(version), "")
-    return version in (None, VERSIONS[crc32(of_either.encode()) % len(VERSIONS)])
+    turn, helm = divmod(crc32(item.nodeid.replace(str(version), "").encode()), len(VERSIONS))
+    return turn % TURNS == number % TURNS and version in (None, VERSIONS[(helm + number // TURNS) % len(VERSIONS)])
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
