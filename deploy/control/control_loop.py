@@ -65,7 +65,8 @@ class ControlLoop:
         self._catalog_version = first_version  # another control loop begins with another one
         self._requests: PlanRequests | None = None
         self._popularity = Popularity(stood_s)
-        self._history = DecisionHistory(recorder := recorder or FlightRecorder())
+        recorder = recorder or FlightRecorder()
+        self._history = DecisionHistory(recorder)
         self._scale_to_zero = ScaleToZero(self._popularity)
         self._leases = LeaseBook(stream_token=stream_token, first_version=first_version)
         self._rules = rules or ControlRules()

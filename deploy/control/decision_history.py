@@ -32,8 +32,8 @@ class NotedDecision:
 class DecisionHistory:
     """The newest decisions. One that repeats the last one only renews it; the others are recorded."""
 
-    def __init__(self, recorder: FlightRecorder | None = None) -> None:
-        self._recorder = recorder or FlightRecorder()
+    def __init__(self, recorder: FlightRecorder) -> None:
+        self._recorder = recorder
         self._decisions: deque[NotedDecision] = deque(maxlen=_MAX_DECISIONS)
 
     def note(self, now_s: float, kind: str, reason: str) -> None:

@@ -6,6 +6,7 @@ import logging
 from datetime import datetime
 
 from deploy.control.decision_history import DecisionHistory
+from deploy.control.flight_recorder import FlightRecorder
 from pdmux_actor.serving.engine_log import JsonLines
 from placement.plan_steps import LoadModelStep
 
@@ -44,7 +45,7 @@ def test_line__field_that_json_has_not_and_text_of_two_lines__stays_one_line() -
 
 def test_decisions__new_repeated_and_new__are_logged_once_each_with_reason_and_moves(caplog) -> None:
     caplog.set_level(logging.INFO, logger="deploy")
-    history = DecisionHistory()
+    history = DecisionHistory(FlightRecorder())
     history.note(1.0, "plan", "the control loop started")
     history.note(2.0, "kept", "demand is as it was")
     history.note(3.0, "kept", "demand is as it was")
