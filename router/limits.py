@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+_BEGUN_PATIENCE = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """`hold_s` is how long a request waits for a unit that serves its model, at first and again after losing one.
+    """`hold_s` is how long a request waits for a unit that serves its model, at first and again after losing one;
+    `begun_hold_s` where its answer has begun and its model takes turns with others.
 
     `max_queued` counts requests of one model that wait for their first token. `max_attempts` bounds the units that
     one request may lose; `max_deaths` those that may die under it before they gave it a token: a request that kills
@@ -34,3 +37,8 @@ class GatewayLimits:
     max_waiting_characters: int = 64 * 1024 * 1024
     suspect_s: float = 3.0
     lost_s: float = 10.0
+
+    @property
+    def begun_hold_s(self) -> float:
+        """Returns how long an answer waits to go on: a refusal would throw away what there is of it."""
+        return _BEGUN_PATIENCE * self.hold_s

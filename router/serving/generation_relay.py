@@ -177,7 +177,8 @@ class GenerationRelay:
                 continue
             except (UnitLost, StreamRefused) as error:
                 self._scheduler.left(generation.request_id, self._clock())
-                attempts += not isinstance(error, UnitUnreachable | StreamRefused)
+                # What is given back was not lost: a long answer of a model that takes turns is, again and again.
+                attempts += not isinstance(error, UnitUnreachable | StreamRefused | _GivenBack)
                 if len(progress.final) > kept_tokens:
                     deaths = 0  # it was served there: others on the unit are as likely the cause
                 else:
@@ -247,6 +248,7 @@ class GenerationRelay:
     ) -> UnitChoice | None:
         """None: it has come to the end of the context that it was to fill, which is shorter than it was."""
         started_s = self._clock()
+        patience_s = self._patience_s(generation, progress)
         left_out = set(failed)
         while True:
             if progress.final and self._fills_context(generation, len(progress.final)):
@@ -257,8 +259,8 @@ class GenerationRelay:
             if unit is not None:
                 return unit
             waited_s = self._clock() - since_s
-            self._raise_if_hopeless(generation, waited_s)
-            await self._view.changed(min(_POLL_S, self._limits.hold_s - waited_s))
+            self._raise_if_hopeless(generation, waited_s, patience_s)
+            await self._view.changed(min(_POLL_S, patience_s - waited_s))
             if self._clock() - started_s >= _AVOID_S:
                 left_out.clear()
 
@@ -283,7 +285,12 @@ class GenerationRelay:
             return frozenset()
         return frozenset(u.report.unit_id for u in self._view.current.units if u.report.endpoint in endpoints)
 
-    def _raise_if_hopeless(self, generation: Generation, waited_s: float) -> None:
+    def _patience_s(self, generation: Generation, progress: _Progress) -> float:
+        card = self._view.card(generation.model)
+        has_turns = card is not None and card.can_wake
+        return self._limits.begun_hold_s if has_turns and progress.final else self._limits.hold_s
+
+    def _raise_if_hopeless(self, generation: Generation, waited_s: float, patience_s: float) -> None:
         model = generation.model
         if self._view.card(model) is None:
             raise ModelNotFound(model=model)
@@ -296,7 +303,7 @@ class GenerationRelay:
                 max_tokens=generation.sampling.max_tokens,
                 param=generation.prompt_param,
             )
-        if waited_s >= self._limits.hold_s:
+        if waited_s >= patience_s:
             loading = ModelPhase.LOADING in self._view.phases(model)
             raise ModelUnavailable(model=model, loading=loading, waited_s=waited_s, retry_after_s=_RETRY_AFTER_S)
 

@@ -77,12 +77,15 @@ def speech_tokens(request: GenerateRequest) -> list[int]:
     return list(SPEECH[start:].encode())
 
 
+GIVEN_BACK = Delta(stream=0, sequence=0, text="", token_ids=[], finish=FinishReason.ERROR, error="gone", retryable=True)
+
+
 @dataclass(eq=False)
 class FakeUnit:
     """After `fuse[0]` tokens of a request it drops every connection and takes that entry off; units may share a fuse.
     `fail` ends a request at once; a prompt that begins with the token `poison` ends every connection. It `constrains`
     outputs in name only. `says` is what it answers, in place of the speech. With an `origin` it gives back what was
-    made for other weights.
+    made for other weights. After `lets_go[0]` tokens it gives a request back, as when its model has left.
     """
 
     unit_id: str = "unit-a"
@@ -91,6 +94,7 @@ class FakeUnit:
     token_gap_s: float = 0.0
     tokens_per_delta: int = 1
     fuse: list[int] = field(default_factory=list)
+    lets_go: list[int] = field(default_factory=list)
     mute: bool = False
     stalled: bool = False  # it says so, and no more
     constrains: bool = False
@@ -224,6 +228,10 @@ class FakeUnit:
             if self.fuse and position >= self.fuse[0]:
                 self.fuse.pop(0)
                 self.drop_connections()
+                return
+            if self.lets_go and position >= self.lets_go[0]:
+                self.lets_go.pop(0)
+                writer.write(encode(msgspec.structs.replace(GIVEN_BACK, stream=stream, sequence=sequence)))
                 return
             await credit.acquire()
             while self.stalled:

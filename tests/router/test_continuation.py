@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
-from fake_unit import SPEECH, FakeUnit, eventually, speech_tokens
+from fake_unit import GIVEN_BACK, SPEECH, FakeUnit, eventually, fleet_view, speech_tokens
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
@@ -207,15 +208,44 @@ async def test_only_unit__stalls__stream_stays_and_goes_on_when_the_unit_does(se
 
 
 async def test_model__leaves_the_unit__retryable_error_moves_on(serve) -> None:
-    gone = Delta(stream=0, sequence=0, text="", token_ids=[], finish=FinishReason.ERROR, error="gone", retryable=True)
     units = [FakeUnit(unit_id="a"), FakeUnit(unit_id="b")]
     served = await serve(*units, limits=PATIENT)
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
-        units[0].fail = units[1].fail = lambda request: gone if request.request_id.endswith(".0") else None
+        units[0].fail = units[1].fail = lambda request: GIVEN_BACK if request.request_id.endswith(".0") else None
         reply = await http.post("/v1/completions", json=ask())
 
     assert reply.status_code == 200
     assert sorted(len(u.requests) for u in units) == [1, 1]
+
+
+async def test_stream__model_leaves_more_often_than_units_may_be_lost__comes_to_its_end(serve) -> None:
+    turns = [5, 10, 20, 30, 40]
+    served = await serve(*(FakeUnit(unit_id=f"unit-{i}", lets_go=turns) for i in range(6)), limits=PATIENT)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        reply = await http.post("/v1/completions", json=ask())
+
+    assert (reply.status_code, turns) == (200, [])
+    assert reply.json()["usage"]["completion_tokens"] == 60
+
+
+@pytest.mark.parametrize(("can_wake", "tokens", "status"), [(True, 10, 200), (True, 0, 503), (False, 10, 503)])
+async def test_answer__its_model_comes_back_after_hold_s__is_lost_only_if_it_had_not_begun_or_takes_no_turns(
+    serve, can_wake, tokens, status
+) -> None:
+    unit = FakeUnit(lets_go=[tokens])
+    served = await serve(unit, limits=GatewayLimits(hold_s=1.5))
+    view = fleet_view(unit, source=served.folder)
+    view = replace(view, models=tuple(replace(card, can_wake=can_wake) for card in view.models))
+    served.gateway.update_view(view)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask()))
+        await eventually(lambda: not unit.lets_go)
+        served.gateway.update_view(replace(view, units=()))
+        await asyncio.sleep(3.0)
+        served.gateway.update_view(view)
+        reply = await asking
+
+    assert reply.status_code == status
 
 
 async def test_units__all_die__502_before_and_event_after_the_first_byte(serve) -> None:
@@ -264,10 +294,9 @@ async def test_request__two_units_die_under_it_without_a_token__is_not_tried_on_
 
 
 async def test_request__units_give_it_back__is_not_called_their_killer(serve) -> None:
-    gone = Delta(stream=0, sequence=0, text="", token_ids=[], finish=FinishReason.ERROR, error="gone", retryable=True)
     units = [FakeUnit(unit_id=f"unit-{i}") for i in range(3)]
     for unit in units:
-        unit.fail = lambda request: gone if request.request_id.endswith((".0", ".1")) else None
+        unit.fail = lambda request: GIVEN_BACK if request.request_id.endswith((".0", ".1")) else None
     served = await serve(*units, limits=PATIENT)
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         reply = await http.post("/v1/completions", json=ask())
