@@ -117,6 +117,7 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.RateLimited: ErrorShape(status=429, type="rate_limit_error", code="rate_limit_exceeded", should_retry=True),
     errors.Overloaded: ErrorShape(status=429, type="rate_limit_error", code="slow_down", should_retry=True),
     errors.ModelUnavailable: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
+    errors.ModelLoadFailed: ErrorShape(status=503, type="service_unavailable", code="model_load_failed"),
     errors.GatewayNotReady: ErrorShape(status=503, type="service_unavailable", code="no_capacity", should_retry=True),
     errors.TokenizerUnavailable: ErrorShape(
         status=503, type="service_unavailable", code="tokenizer_unavailable", should_retry=True

@@ -197,6 +197,20 @@ class ModelUnavailable(RouterError):
         self.headers = headers
 
 
+class ModelLoadFailed(RouterError):
+    """No unit has the model ready or is about to: it has failed to load, and a wait would be in vain."""
+
+    def __init__(self, *, model: str, reason: str, retry_after_s: int) -> None:
+        super().__init__(
+            f"The model {model!r} does not load: {reason.rstrip('.')}. `muxfleet status` tells its state, the logs of "
+            f"units the rest; once that is mended, retry in {retry_after_s} s.",
+            code="model_load_failed",
+            retry_after_s=retry_after_s,
+        )
+        self.model = model
+        self.reason = reason
+
+
 class ResponseNotFound(RouterError):
     """`kept_id` is that of a response, or of an item of one. `param` says who wants it: "previous_response_id" or
     "input" of a request, or the path's "response_id".

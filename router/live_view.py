@@ -31,6 +31,7 @@ class ChangeSignal:
 
 
 _MOVE_S = 60.0  # models that come and go lower the quotas of their neighbours for about so long
+_HAS_OR_WILL = frozenset({ModelPhase.READY, ModelPhase.STALLED, ModelPhase.LOADING, ModelPhase.DRAINING})
 _NOTHING = FleetView(models=(), units=(), stream_token="")
 
 
@@ -119,6 +120,19 @@ class LiveView:
             status.phase for unit in self._view.units for status in unit.report.models if status.model == model
         )
 
+    def load_failure(self, model: str) -> str | None:
+        """Says why no unit has a model, where none is about to: they have failed to load it, or will not try for now.
+        An adapter that fails while its base is away comes with it.
+        """
+        card = self._cards.get(model)
+        of_model = [(unit.report, s) for unit in self._view.units for s in unit.report.models if s.model == model]
+        if card is None or any(s.phase in _HAS_OR_WILL for _, s in of_model):
+            return None
+        failed = [s for report, s in of_model if s.phase is ModelPhase.FAILED and _has_base(report, s)]
+        if failed:
+            return failed[0].error or "its unit gave no reason"
+        return card.problem or (None if card.adapter_of is None else self.load_failure(card.adapter_of))
+
     async def first(self) -> None:
         """Returns once there is a view."""
         while self.updated_s is None:
@@ -138,6 +152,11 @@ def _of_unit(card: ModelCard, report: UnitReport, status: ModelStatus) -> ModelC
     origin = text.origin or status.origin
     assert origin is not None, "it has told its weights"
     return replace(card, source=origin.source, revision=origin.revision, weights=weights)
+
+
+def _has_base(report: UnitReport, status: ModelStatus) -> bool:
+    base = report.base_of(status)
+    return status.base is None or (base is not None and base.phase is ModelPhase.READY)
 
 
 def _offered(before: ContextLengths | None, tokens: int, now_s: float) -> ContextLengths:

@@ -14,7 +14,8 @@ from pdmux_actor.messages import Slo
 class ModelCard:
     """A model the fleet offers, whether or not a unit holds it now. `can_wake`: a request makes a unit take it up.
     `adapter_of`: the base of a LoRA adapter, whose `source` and `revision` these are: its tokenizer. `weights` name
-    what it is loaded from, with its base's: under other names it says something else.
+    what it is loaded from, with its base's: under other names it says something else. `problem`: why no unit will load
+    it for now; "" where one would.
     """
 
     model: str
@@ -25,6 +26,7 @@ class ModelCard:
     can_wake: bool = False
     adapter_of: str | None = None
     weights: tuple[str | None, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from deploy.control.pool_scaling import PoolScaling, ScaledPool
 from deploy.control.popularity import Popularity
 from deploy.control.scale_to_zero import ScaleToZero
 from deploy.control.succession import Succession, wanted_digest
-from deploy.control.told_states import is_settled, model_states, unit_states
+from deploy.control.told_states import is_settled, model_cards, model_states, unit_states
 from deploy.control.transition import in_words
 from deploy.control.unit_registry import Lost
 from deploy.control.usable_units import Fleet
@@ -183,7 +183,7 @@ class ControlLoop:
         if self.view_version(now_s) is None:
             return None
         return FleetView(
-            models=tuple(m.card() for m in self._catalog.models),
+            models=model_cards(self._model_needs(), now_s),
             units=tuple(UnitView(report=u.report, age_s=max(0.0, now_s - u.heard_s)) for u in self._fleet.registry),
             stream_token=self._stream_token,
             num_gateways=self._popularity.num_gateways(now_s),

@@ -45,7 +45,7 @@ class ModelTurns:
         self._tried_s = float("-inf")
         self._given_s = 0.0
         self._finish_s: dict[str, float] = {}
-        self._failed: Set[str] = frozenset()
+        self._failed: dict[str, str] = {}  # and why
         self._only_low: Set[str] = frozenset()
         self._recorder = recorder
         self.turn = PlaceTurn()
@@ -96,10 +96,11 @@ class ModelTurns:
     def _note_failures(self, known: ModelNeeds, guests: Collection[Guest], now_s: float) -> None:
         """Counts who gave way because it does not load: it is loaded nowhere for a while once that was so often."""
         placed = known.goal.placed
-        for model in sorted(self._failed - placed):
-            known.fleet.note_failed_turn(model, now_s)
+        for model in sorted(self._failed.keys() - placed):
+            known.fleet.note_failed_turn(model, self._failed[model], now_s)
         ready = {g.model for g in guests if not g.fails}
-        self._failed = {g.model for g in guests if g.fails} | (self._failed & placed - ready)
+        self._failed = {m: error for m, error in self._failed.items() if m in placed - ready}
+        self._failed |= {g.model: known.fleet.load_error(g.model) for g in guests if g.fails}
 
     def _load_s(self, known: ModelNeeds, models: Collection[str]) -> float:
         """Returns what a place is without a model for while one of these comes: a copy of those that sleep on a unit,

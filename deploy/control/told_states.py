@@ -11,6 +11,7 @@ from deploy.control.usable_units import Fleet
 from deploy.fleet_file.model_catalog import CatalogModel
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase, ModelStatus
 from placement.plan import Plan
+from router.view import ModelCard
 
 _WITHOUT_WEIGHTS = frozenset({ModelPhase.ASLEEP, ModelPhase.FAILED})
 
@@ -38,6 +39,18 @@ def model_states(needs: ModelNeeds, leases: LeaseBook, asleep: Set[str], now_s: 
     return tuple(_model_state(m, needs, told.get(m.id, []), m.id in asleep, now_s) for m in needs.catalog.models)
 
 
+def model_cards(needs: ModelNeeds, now_s: float) -> tuple[ModelCard, ...]:
+    """Returns what gateways are told of each model; who waits for an adapter waits for its base."""
+    return tuple(replace(m.card(), problem=_lasting_problem(m, needs, now_s) or "") for m in needs.catalog.models)
+
+
+def _lasting_problem(model: CatalogModel, needs: ModelNeeds, now_s: float) -> str | None:
+    """Says why no unit will load a model, whoever asks."""
+    placed = needs.catalog.get(needs.catalog.place_of(model.id)) or model
+    unread = model.problem or (placed.problem if placed.spec is None else None)
+    return unread or needs.fleet.held_back(placed.id, now_s)
+
+
 def unit_states(fleet: Fleet, now_s: float) -> tuple[UnitStatus, ...]:
     return tuple(
         UnitStatus(
@@ -58,7 +71,7 @@ def _model_state(
     place = needs.catalog.place_of(model.id)
     statuses = [t.status for t in told if t.status.asleep is None]
     error = model.problem or next((s.error for s in statuses if s.error is not None), None)
-    error = error or needs.fleet.held_back(model.id, now_s)
+    error = error or needs.fleet.held_back(place, now_s)
     planned, problem = needs.goal.units_of(place), error or needs.goal.unplaced.get(place)
     has_turns = (needs.catalog.get(place) or model).settings.replicas.min == 0
     return ModelState(

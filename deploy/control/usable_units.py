@@ -166,10 +166,15 @@ class Fleet:
         self._reasons[model] = reason
         self._load_deaths.take_out(model, now_s)
 
-    def note_failed_turn(self, model: str, now_s: float) -> None:
+    def note_failed_turn(self, model: str, error: str, now_s: float) -> None:
         """Holds a model back that did not load in several turns: others waited meanwhile."""
         if self._load_deaths.note(model, now_s):
-            self._reasons[model] = "it did not load in its turns; the units' logs say why"
+            self._reasons[model] = f"it did not load in its turns: {error}"
+
+    def load_error(self, model: str) -> str:
+        """Returns what a unit said that failed to load a model."""
+        told = (s.error for u in self.registry for s in u.report.models if s.model == model)
+        return next((error for error in told if error), "the units' logs say why")
 
     def held_back(self, model: str, now_s: float) -> str | None:
         """Returns why it is loaded nowhere else for now."""

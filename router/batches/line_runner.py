@@ -12,7 +12,7 @@ from router.batches.batch_record import BatchRequest
 from router.batches.input_lines import InputLine
 from router.batches.kept_batches import LineResult
 from router.error_bodies import INTERNAL, error_body, internal_error_body, shape_of
-from router.errors import RouterError
+from router.errors import ModelLoadFailed, RouterError
 from router.request_terms import Caller, Priority
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ async def result_of(
             body = await ask(line.body, caller, request.owner)
         except RouterError as error:
             shape = shape_of(error)
-            if not shape.should_retry:
+            # A model that does not load may be mended before the batch's time is over.
+            if not (shape.should_retry or isinstance(error, ModelLoadFailed)):
                 return _answered(line, request_id, shape.status, error_body(error, request.endpoint))
             await sleep(min(_MOST_PAUSE_S, max(pause_s, error.retry_after_s or 0)))
             pause_s *= 2

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pdmux_actor.lease import ModelPhase
 from router.admission.admission import MAX_RETRY_AFTER_S
 from router.admission.load_forecast import LoadForecast, LoadOutlook
-from router.errors import ModelNotFound, ModelUnavailable
+from router.errors import ModelLoadFailed, ModelNotFound, ModelUnavailable
 from router.gateway_scheduler import GatewayScheduler
 from router.limits import GatewayLimits
 from router.live_view import ContextLengths, LiveView
@@ -16,6 +16,8 @@ from router.request_terms import Caller
 from router.telemetry.fleet_event import RequestEvents
 from router.telemetry.metrics import GatewayMetrics
 from router.telemetry.service_report import ServiceReport
+
+_FAILED_RETRY_AFTER_S = 30  # units try again after pauses of up to a minute
 
 
 class ModelAbsence:
@@ -47,6 +49,13 @@ class ModelAbsence:
             headers={} if outlook is None else outlook.headers(),
         )
 
+    def failure(self, model: str) -> ModelLoadFailed | None:
+        """Returns why waiting for the model is in vain; None where it is not, however long it may take."""
+        reason = self._view.load_failure(model)
+        if reason is None:
+            return None
+        return ModelLoadFailed(model=model, reason=reason, retry_after_s=_FAILED_RETRY_AFTER_S)
+
 
 class ContextWait:
     def __init__(
@@ -77,6 +86,7 @@ class ContextWait:
 
         Raises:
             ModelUnavailable: no unit was ready in time.
+            ModelLoadFailed: none will be.
             ModelNotFound: the fleet stopped offering the model.
         """
         started_s = self._clock()
@@ -85,18 +95,20 @@ class ContextWait:
             while (context := self._view.context(model)) is None or context.is_short_for_now(longest):
                 if self._view.card(model) is None:
                     raise ModelNotFound(model=model)
-                left_s = patience_s - (self._clock() - started_s)
-                if left_s <= 0:
-                    now_s = self._clock()
-                    self._metrics.unserved.labels(model).inc(int(caller.is_judged))
-                    self._events.failed(
-                        model=model, unit="", request_id=caller.request_id, reason="no unit came for it in time"
-                    )
-                    retry_after_s = self._scheduler.gave_up(
-                        model, report.prompt_tokens, now_s, is_judged=caller.is_judged
-                    )
-                    raise self._absence.error(model, now_s - started_s, retry_after_s)
-                await self._view.changed(left_s)
+                waited_s = self._clock() - started_s
+                if (failure := self._absence.failure(model)) is not None:
+                    self._give_up(model, caller, report, str(failure))
+                    raise failure
+                if waited_s >= patience_s:
+                    retry_after_s = self._give_up(model, caller, report, "no unit came for it in time")
+                    raise self._absence.error(model, waited_s, retry_after_s)
+                await self._view.changed(patience_s - waited_s)
         report.held_s = self._clock() - started_s
         self._metrics.cold_start.labels(model).observe(report.held_s)
         return context
+
+    def _give_up(self, model: str, caller: Caller, report: ServiceReport, reason: str) -> int:
+        """Returns when to try again."""
+        self._metrics.unserved.labels(model).inc(int(caller.is_judged))
+        self._events.failed(model=model, unit="", request_id=caller.request_id, reason=reason)
+        return self._scheduler.gave_up(model, report.prompt_tokens, self._clock(), is_judged=caller.is_judged)

@@ -149,7 +149,8 @@ class Gateway:
     def _waits_in_vain(self, request: AdmissionRequest) -> RouterError | None:
         if not self.view.offers(request.model, request.weights):
             return WeightsChanged(model=request.model, has_begun=False, retry_after_s=_RETRY_AFTER_S)
-        return too_long(request, self.view.max_model_len(request.model))
+        failure = self.absence.failure(request.model)
+        return failure or too_long(request, self.view.max_model_len(request.model))
 
     def note_unreachable(self) -> None:
         """Keeps requests from units that this gateway does not reach now, or again lets them go there."""

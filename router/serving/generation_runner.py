@@ -8,6 +8,7 @@ from router.admission.admission import Admit, NoCapacity, Outcome, Queue, Shed
 from router.errors import (
     GatewayNotReady,
     InvalidRequest,
+    ModelLoadFailed,
     ModelNotFound,
     ModelUnavailable,
     Overloaded,
@@ -180,7 +181,7 @@ class GenerationRunner:
             self._metrics.shed.labels(generation.model).inc(int(caller.is_judged))
             self._events.shed(model=generation.model, request_id=caller.request_id)
             raise
-        except ModelUnavailable as error:
+        except (ModelUnavailable, ModelLoadFailed) as error:
             self._metrics.unserved.labels(generation.model).inc(int(caller.is_judged))
             self._note_failure(generation, "", error)
             raise

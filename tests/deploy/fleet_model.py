@@ -125,7 +125,12 @@ class FakeUnit:
             models=(
                 *(
                     ModelStatus(
-                        model=m, phase=p, max_model_len=1024, base=self.bases.get(m), origin=self.origins.get(m)
+                        model=m,
+                        phase=p,
+                        max_model_len=1024,
+                        base=self.bases.get(m),
+                        origin=self.origins.get(m),
+                        error="its weights are cut short" if p is ModelPhase.FAILED else None,
                     )
                     for m, p in self.phases.items()
                 ),

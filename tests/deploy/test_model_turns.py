@@ -316,7 +316,12 @@ def test_turns__one_model_does_not_load__the_others_are_served_and_it_is_not_tri
     assert len(crowd.waits_s["a"]) + len(crowd.waits_s["b"]) > 80
     assert sum("c gives up its place" in d for d in crowd.decided()) <= ControlRules().max_deaths
     states = {m.model: m for m in crowd.world.loop.status(crowd.world.now_s).models}
-    assert "it did not load in its turns" in (states["c"].problem or "")
+    assert "it did not load in its turns: its weights are cut short" in (states["c"].problem or "")
+    view = crowd.world.loop.fleet_view(crowd.world.now_s)
+    assert view is not None
+    assert {card.model for card in view.models if "its weights are cut short" in card.problem} == {"c"}, (
+        "gateways say why at once"
+    )
 
 
 @SOLVED_BY
