@@ -2,7 +2,8 @@
 
     python adversarial_server.py FOLDER
 
-Writes its URL and, when it is told to end by end-of-file, how long the longest callback kept the loop: wall and CPU.
+Writes its URL and, when it is told to end by end-of-file, how long the longest callback kept the loop: wall, CPU, and
+as a multiple of what reading the largest body takes at that time on that machine.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import uvicorn
 from fake_unit import FakeUnit, fleet_view, write_byte_tokenizer
 
@@ -24,6 +26,15 @@ from router.view import FleetView, ModelCard
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + CHAT_TEMPLATE
 MODELS = ("merged", "bytes", "loops", "broken")
 CONTEXT_TOKENS = 131_072
+MAX_BODY_BYTES = 8 * 1024 * 1024
+_WORTH_COMPARING_S = 0.03  # of CPU
+
+
+def reading_s(body: bytes = b"[" + b"1," * (MAX_BODY_BYTES // 2 - 1) + b"1]") -> float:
+    """Returns the CPU that it takes to read a full body of numbers once: the yardstick, as slow as the machine is now."""
+    began_s = time.thread_time()
+    msgspec.json.decode(body)
+    return time.thread_time() - began_s
 
 
 class WatchedHandle:
@@ -32,6 +43,7 @@ class WatchedHandle:
     def __init__(self) -> None:
         self.worst_s = 0.0
         self.worst_cpu_s = 0.0
+        self.worst_readings = 0.0
         self.worst_name = ""
         self._run = asyncio.Handle._run
 
@@ -45,6 +57,8 @@ class WatchedHandle:
             cpu_s = time.thread_time() - began_cpu_s
             if cpu_s > watch.worst_cpu_s:
                 watch.worst_cpu_s, watch.worst_name = cpu_s, repr(handle)[:300]
+                if cpu_s > _WORTH_COMPARING_S:
+                    watch.worst_readings = max(watch.worst_readings, cpu_s / reading_s())
 
         asyncio.Handle._run = run  # type: ignore[method-assign]
 
@@ -71,7 +85,7 @@ def view(unit: FakeUnit, folder: Path) -> FleetView:
 
 async def main(folder: Path) -> None:
     write_models(folder)
-    gateway = Gateway(GatewayLimits(max_body_bytes=8 * 1024 * 1024, template_timeout_s=1.0, hold_s=60.0))
+    gateway = Gateway(GatewayLimits(max_body_bytes=MAX_BODY_BYTES, template_timeout_s=1.0, hold_s=60.0))
     config = uvicorn.Config(create_app(gateway), host="127.0.0.1", port=0, log_level="critical", loop="asyncio")
     server = uvicorn.Server(config)
     async with FakeUnit(models=MODELS, max_model_len=CONTEXT_TOKENS) as unit:
@@ -89,7 +103,12 @@ async def main(folder: Path) -> None:
         server.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(serving, 5)
-    figures = {"worst_s": watch.worst_s, "worst_cpu_s": watch.worst_cpu_s, "worst_callback": watch.worst_name}
+    figures = {
+        "worst_s": watch.worst_s,
+        "worst_cpu_s": watch.worst_cpu_s,
+        "worst_readings": watch.worst_readings,
+        "worst_callback": watch.worst_name,
+    }
     print(json.dumps(figures), flush=True)
 
 

@@ -1,7 +1,7 @@
 """Bodies of clients that want to keep a gateway busy, all at once: whoever else asks is answered, and the loop is free.
 
-`pytest tests/router/test_adversarial_bodies.py -s` prints the worst of the probes; the figures of the event loop are of
-CPU time, which other processes of the machine do not lengthen.
+`pytest tests/router/test_adversarial_bodies.py -s` prints the worst of the probes. What keeps the event loop is held to
+what reading a full body takes at that moment: a busy machine lengthens both, seconds of CPU too.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import httpx
 import pytest
 from adversarial_bodies import ADVERSARIES, CHAT
 
-MAX_LOOP_S = 0.2
+MAX_READINGS = 8.0  # it is 2 to 4; bodies that did keep the loop took two hundred and more
 _CALM_S = 3.0
 _AT_ONCE = 12  # bodies under way; each is some megabytes
 
@@ -121,9 +121,10 @@ async def test_adversarial_bodies__fifty_kinds_at_once__neighbours_are_served_an
     with capsys.disabled():
         print(
             f"\n  worst of the probes in peace: {in_peace}; beside {len(statuses)} kinds of bodies: {in_trouble}; "
-            f"longest callback {figures['worst_s']:.3f} s, {figures['worst_cpu_s']:.3f} s of CPU",
+            f"longest callback {figures['worst_s']:.3f} s, {figures['worst_cpu_s']:.3f} s of CPU, "
+            f"{figures['worst_readings']:.1f} times reading a full body",
             end="",
         )
     wrong = {name: status for name, status in statuses.items() if status not in ADVERSARIES[name].statuses}
     assert not wrong
-    assert figures["worst_cpu_s"] < MAX_LOOP_S, figures
+    assert figures["worst_readings"] < MAX_READINGS, figures
