@@ -25,6 +25,7 @@ from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
 from router.responses.background import BackgroundResponses
+from router.responses.background_handover import HandedEvents
 from router.responses.response_copies import ResponseCopies
 from router.responses.response_store import ResponseStore
 from router.responses.told_copies import newest
@@ -204,6 +205,9 @@ class GatewayIngress:
 
     async def response_events(self, response_id: str, owner: str, after: int) -> tuple[list[bytes], bool] | None:
         return self._background.events_after(response_id, owner, after)
+
+    async def take_background(self, handed: Sequence[HandedEvents]) -> list[bytes] | None:
+        return self._background.handover.take(handed)
 
     async def take_responses(self, copies: Sequence[bytes]) -> None:
         self._copies.take(copies)

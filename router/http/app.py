@@ -293,12 +293,15 @@ def _lifespan(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        beside = [asyncio.ensure_future(service.run()), asyncio.ensure_future(responses.run())]
+        batches = asyncio.ensure_future(service.run())
+        beside = [batches, asyncio.ensure_future(responses.run())]
         if feed is not None:
             beside.append(asyncio.ensure_future(feed(gateway)))
         try:
             yield
         finally:
+            batches.cancel()
+            await responses.handover.finish()
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)

@@ -10,13 +10,13 @@ import msgspec
 
 from router.error_bodies import error_body
 from router.errors import GatewayFault, GatewaysSilent, InvalidRequest, RouterError
+from router.responses.background_handover import LOST_S, BackgroundHandover
 from router.responses.event_log import EventLog, not_followed
 from router.responses.response_items import event_of
 from router.responses.response_store import ResponseStore
 
 logger = logging.getLogger(__name__)
 
-LOST_S = 30.0
 _RENEW_S = 5.0
 _LOOK_S = 0.5
 _FOLLOW_S = 0.25
@@ -49,6 +49,7 @@ class BackgroundResponses:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._documents: dict[str, tuple[str, dict[str, Any]]] = {}  # of those, with their owners
         self._logs: dict[str, tuple[str, EventLog]] = {}  # the oldest first
+        self.handover = BackgroundHandover(store, self._running, self._logs, ask_gateways, self._make_room)
 
     async def run(self) -> None:
         """Says what is worked on, and ends what another gateway has ended, until it is cancelled."""
@@ -57,6 +58,7 @@ class BackgroundResponses:
         try:
             while True:
                 await asyncio.sleep(_LOOK_S)
+                self.handover.close_lost()
                 is_due = loop.time() - renewed_s >= _RENEW_S
                 for response_id, (owner, document) in tuple(self._documents.items()):
                     if self.store.has_ended(response_id):

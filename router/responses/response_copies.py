@@ -47,7 +47,15 @@ class ResponseCopies:
             self._is_new = False
 
     async def follow(self, num_gateways: Callable[[], int]) -> None:
-        """Takes over what the others keep, then tells them what comes here, until it is cancelled."""
+        """Takes over what the others keep, then tells them what comes here, until it is cancelled: then the rest."""
+        try:
+            await self._follow(num_gateways)
+        finally:
+            if num_gateways() > 1:
+                with suppress(Exception):  # nobody may be left
+                    await self._tell()
+
+    async def _follow(self, num_gateways: Callable[[], int]) -> None:
         was_answered, tries = False, 0
         while True:
             if not was_answered or num_gateways() > 1:  # a new control loop knows of fewer than there are

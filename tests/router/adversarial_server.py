@@ -31,7 +31,7 @@ _WORTH_COMPARING_S = 0.03  # of CPU
 
 
 def reading_s(body: bytes = b"[" + b"1," * (MAX_BODY_BYTES // 2 - 1) + b"1]") -> float:
-    """Returns the CPU that it takes to read a full body of numbers once: the yardstick, as slow as the machine is now."""
+    """Returns the CPU that reading a full body of numbers takes: a yardstick, as slow as the machine is now."""
     began_s = time.thread_time()
     msgspec.json.decode(body)
     return time.thread_time() - began_s

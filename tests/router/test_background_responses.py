@@ -11,7 +11,8 @@ from fake_unit import FakeUnit, eventually
 from served_gateway import running
 
 from router.errors import InvalidRequest
-from router.responses.background import LOST_S, BackgroundResponses
+from router.responses.background import BackgroundResponses
+from router.responses.background_handover import LOST_S
 from router.responses.event_log import EventLog
 from router.responses.response_store import ResponseStore
 from router.responses.schemas import ResponseSchema
@@ -157,6 +158,8 @@ class Gateways:
         return newest([copy for copy in copies if copy is not None])
 
     async def _ask_all(self, method, *arguments):
+        if method == "take_background":
+            return [background.handover.take(*arguments) for background in self.alive]
         assert method == "response_events"
         return [background.events_after(*arguments) for background in self.alive]
 
@@ -174,11 +177,14 @@ class Answering:
 
     def __init__(self) -> None:
         self.more = asyncio.Semaphore(0)
+        self.ends = False
 
     async def events(self):
         number = 0
         while True:
             await self.more.acquire()
+            if self.ends:
+                return
             yield b"data: %d\n\n" % number
             number += 1
 
@@ -238,6 +244,69 @@ async def test_background__its_gateway_dies__is_failed_for_whoever_asks_and_for_
     assert msgspec.json.decode(failed)["error"]["code"] == "gateway_lost"
     gateways.tell()  # it was cut off, and comes back
     assert await one.read("resp_1", "me") == await other.read("resp_1", "me") == failed
+
+
+async def test_background__its_gateway_goes__is_finished_and_its_events_are_at_the_other(gateways) -> None:
+    one, other = gateways.alive
+    gateways.tell()
+    gateways.alive.remove(one)  # Serve's handles reach none that goes
+    going = asyncio.create_task(one.handover.finish())
+    gateways.answering.more.release()
+    followed = await followed_soon(other)
+    assert await anext(followed) in (b"data: created\n\n", b"data: created\n\ndata: 0\n\n")
+    gateways.tell()
+    assert status_of(await other.read("resp_1", "me")) == "in_progress"
+    assert not going.done()
+
+    gateways.stores[0].keep("resp_1", "me", [], document=b'{"status":"completed"}')
+    gateways.answering.ends = True
+    gateways.answering.more.release()
+    await asyncio.wait_for(going, 30)
+    gateways.tell()
+    assert status_of(await other.read("resp_1", "me")) == "completed"
+    assert [e async for e in await other.follow("resp_1", "me", 0)] == [b"data: 0\n\n"]
+    async for _ in followed:
+        pass  # it comes to an end
+
+
+async def test_background__cancelled_elsewhere_while_its_gateway_goes__the_work_stops(gateways) -> None:
+    one, other = gateways.alive
+    gateways.tell()
+    gateways.alive.remove(one)
+    going = asyncio.create_task(one.handover.finish())
+    followed = await followed_soon(other)
+    await other.cancel("resp_1", "me")
+
+    await asyncio.wait_for(going, 30)
+    assert [e async for e in followed] == [b"data: created\n\n"]
+    assert one._running == {}
+
+
+async def test_background__its_gateway_goes_and_no_other_is_there__nothing_is_waited_for(gateways) -> None:
+    gateways.alive.clear()
+    await asyncio.wait_for(gateways.both[0].handover.finish(), 30)
+
+    assert list(gateways.both[0]._running) == ["resp_1"]
+
+
+async def test_background__its_gateway_is_ended_while_it_goes__followers_come_to_an_end(gateways, monkeypatch) -> None:
+    monkeypatch.setattr("router.responses.background_handover.LOST_S", 0.0)
+    one, other = gateways.alive
+    gateways.alive.remove(one)
+    going = asyncio.create_task(one.handover.finish())
+    followed = await followed_soon(other)
+    going.cancel()
+
+    assert [e async for e in followed] == [b"data: created\n\n"]
+
+
+async def followed_soon(background: BackgroundResponses):
+    """The gateway that goes tells the other within its next round."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(InvalidRequest):
+                return await background.follow("resp_1", "me", -1)
+            await asyncio.sleep(0.01)
 
 
 async def test_background__its_gateway_lives_and_does_not_tell_others__is_not_failed(gateways) -> None:
