@@ -10,6 +10,7 @@ from typing import Any
 from deploy.serve.app_args import CONTROL_APP, CONTROLLER_DEPLOYMENT, GATEWAY_APP, units_app
 
 _RESTARTING = ("ray_actor_options", "max_replicas_per_node")
+_UNSET = "unset"
 _TOLD_OTHERWISE = frozenset({"name", "num_replicas", "user_config", *_RESTARTING})
 
 
@@ -79,7 +80,7 @@ def _catalog(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[
             yield f"model {model}: removed"
         elif changed := sorted(_differences(old[model], new[model], "")):
             yield f"model {model}: {', '.join(changed)}"
-    told = ("models", "hold_s")  # the latter with the gateways
+    told = ("models", "hold_s", "expected_units")  # the second with the gateways, the third with the units of each pool
     rest = [{k: v for k, v in config.items() if k not in told} for config in (running, wanted)]
     yield from sorted(_differences(rest[0], rest[1], ""))
 
@@ -87,7 +88,7 @@ def _catalog(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[
 def _differences(old: object, new: object, path: str) -> Iterator[str]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in old.keys() | new.keys():
-            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            yield from _differences(old.get(key, _UNSET), new.get(key, _UNSET), f"{path}.{key}" if path else str(key))
     elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
         for i, (one, other) in enumerate(zip(old, new, strict=True)):
             yield from _differences(one, other, f"{path}[{i}]")

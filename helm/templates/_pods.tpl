@@ -5,11 +5,11 @@ pod template replaces pods, or the whole Ray cluster.
 
 {{/*
 A pod template with a label that tells it from others: by it `muxfleet rollout` knows which pods to replace. Takes what
-podTemplate takes; `labels` of the Ray node count too, for they end up in its start command.
+podTemplate takes; `labels` of the Ray node count too, for they end up in its start command. How the chart writes it does not.
 */}}
 {{- define "muxfleet.labelledTemplate" -}}
-{{- $text := include "muxfleet.podTemplate" . -}}
-{{- include "muxfleet.podTemplate" (merge (dict "template" (printf "%s%s" $text (toJson .labels) | sha256sum | trunc 10)) .) -}}
+{{- $content := include "muxfleet.podTemplate" . | fromYaml | toJson -}}
+{{- include "muxfleet.podTemplate" (merge (dict "template" (printf "%s%s" $content (toJson .labels) | sha256sum | trunc 10)) .) -}}
 {{- end -}}
 
 {{- define "muxfleet.podLabels" -}}
@@ -42,7 +42,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "muxfleet.serviceAccountName" .root }}
+  serviceAccountName: {{ include "muxfleet.serviceAccountName" .root | quote }}
   automountServiceAccountToken: {{ and (eq .component "head") $values.autoscaling.enabled }}
   {{- with .grace }}
   terminationGracePeriodSeconds: {{ . | int64 }}
@@ -123,10 +123,10 @@ spec:
     - {name: tmp, emptyDir: {}}
     - {name: home, emptyDir: {}}
     {{- if $values.modelCache.enabled }}
-    - {name: models, persistentVolumeClaim: {claimName: {{ include "muxfleet.claimName" .root }}{{ if include "muxfleet.readsOnly" .root }}, readOnly: true{{ end }}}}
+    - {name: models, persistentVolumeClaim: {claimName: {{ include "muxfleet.claimName" .root | quote }}{{ if include "muxfleet.readsOnly" .root }}, readOnly: true{{ end }}}}
     {{- end }}
     {{- with $values.apiKeys.existingSecret }}
-    - {name: api-keys, secret: {secretName: {{ . }}}}
+    - {name: api-keys, secret: {secretName: {{ . | quote }}}}
     {{- end }}
     {{- with .group.shmSize }}
     - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ . }}}}
@@ -188,7 +188,7 @@ spec:
 {{- end }}
 {{- with $values.huggingFace.existingSecret }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $values.huggingFace.key }}}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $values.huggingFace.key | quote }}}}
 {{- end }}
 {{- end -}}
 

@@ -5,7 +5,7 @@ rayVersion: {{ .Values.rayVersion | quote }}
 authOptions:
   mode: {{ .Values.rayAuth.mode }}
   {{- with .Values.rayAuth.existingSecret }}
-  secretName: {{ . }}
+  secretName: {{ . | quote }}
   {{- end }}
 {{- if .Values.autoscaling.enabled }}
 enableInTreeAutoscaling: true
@@ -31,7 +31,7 @@ gcsFaultToleranceOptions:
   {{- end }}
   {{- with $.Values.redis.existingSecret }}
   redisPassword:
-    valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $.Values.redis.passwordKey }}}}
+    valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.redis.passwordKey | quote }}}}
   {{- end }}
 {{- end }}
 headGroupSpec:
@@ -45,5 +45,5 @@ workerGroupSpecs:
 
 {{/* Another one for each change of what pods and the gateways' Service are made by: the rolling update brings them there. */}}
 {{- define "muxfleet.revision" -}}
-{{- printf "%s\n%s" (include "muxfleet.rayCluster" .) (include "muxfleet.serveService" .) | sha256sum | trunc 10 -}}
+{{- list (include "muxfleet.rayCluster" . | fromYaml) (include "muxfleet.serveService" . | fromYaml) | toJson | sha256sum | trunc 10 -}}
 {{- end -}}

@@ -217,3 +217,14 @@ def test_running_fleets__left_by_a_process_that_died__is_removed(tmp_path: Path)
         keep_applied(tmp_path, died, "name: fleet")
         assert not running_fleets(tmp_path)
         assert not list(tmp_path.iterdir())
+
+
+def test_change__pool_renamed_or_without_an_option__is_told_without_nones() -> None:
+    pools = [{"name": "one", "nodes": {"min": 2}}], [{"name": "two", "nodes": {"min": 2}}]
+
+    change = change_between(*(applications({**BASE, "pools": p}) for p in pools))
+
+    told = [*change.in_place, *change.restarts]
+    assert "the units of pool two: added" in told
+    assert "the units of pool one: removed, they end" in told
+    assert not [line for line in told if "None" in line or "expected_units" in line]

@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.k8s
 
 GOLDEN = Path(__file__).with_name("golden")
 DIGEST, OTHER_DIGEST = f"sha256:{'0' * 64}", f"sha256:{'1' * 64}"
+DIGITS = "12345"
 MINIMAL = {"fleet": {"models": [{"id": "qwen-small", "source": "Qwen/Qwen2.5-0.5B-Instruct"}]}}
 
 
@@ -31,6 +33,15 @@ def objects(helm: Helm, chart: Path, overrides: dict[str, Any], **options: Any) 
     outcome = helm.template(chart, overrides=merged(MINIMAL, overrides), **options)
     assert outcome.code == 0, outcome.errors
     return objects_of(outcome.output)
+
+
+def leaves(node: object) -> Iterator[object]:
+    """Yields keys of mappings, too."""
+    if isinstance(node, dict | list):
+        for item in [*node, *node.values()] if isinstance(node, dict) else node:
+            yield from leaves(item)
+    else:
+        yield node
 
 
 def groups(service: dict[str, Any]) -> list[dict[str, Any]]:
@@ -53,9 +64,30 @@ def test_ci_values__folder__has_the_ten_kinds() -> None:
     }
 
 
-def test_class_name__of_digits__is_text(helm4: Helm, chart: Path) -> None:
-    head, _ = groups(ray_service(objects(helm4, chart, {"head": {"runtimeClassName": "1"}})))
-    assert head["template"]["spec"]["runtimeClassName"] == "1"
+def test_names__of_digits__are_text(helm4: Helm, chart: Path) -> None:
+    secret = {"existingSecret": DIGITS, "key": DIGITS}
+    manifests = objects(
+        helm4,
+        chart,
+        {
+            "nameOverride": DIGITS,
+            "fleet": {"gateway": {"api_keys": f"/etc/muxfleet/api-keys/{DIGITS}"}},
+            "apiKeys": {"existingSecret": DIGITS},
+            "huggingFace": secret,
+            "upgrade": secret,
+            "tests": secret,
+            "rayAuth": {"mode": "token", "existingSecret": DIGITS},
+            "redis": {"address": "redis:6379", "existingSecret": DIGITS, "passwordKey": DIGITS},
+            "modelCache": {"enabled": True, "existingClaim": DIGITS},
+            "serviceAccount": {"name": DIGITS},
+            "networkPolicy": {"enabled": True, "operatorNamespace": DIGITS, "monitoringNamespace": DIGITS},
+            **{pods: {"runtimeClassName": DIGITS, "priorityClassName": DIGITS} for pods in ("head", "workers")},
+        },
+    )
+
+    found = [leaf for manifest in manifests for leaf in leaves(manifest) if str(leaf) == DIGITS]
+    assert len(found) > 30
+    assert {type(leaf) for leaf in found} == {str}
 
 
 def test_drain__longer_than_by_default__times_of_serve_ray_and_kubernetes_follow(helm4: Helm, chart: Path) -> None:
@@ -130,6 +162,11 @@ def test_bump__of_chart_models_slos_and_policy__leaves_the_ray_cluster_alone(
             target.write_bytes(path.read_bytes())
     description = yaml.load((bumped / "Chart.yaml").read_text(), LOADER)
     (bumped / "Chart.yaml").write_text(yaml.safe_dump(description | {"version": "9.9.9", "description": "other"}))
+    for name, first in (("_pods.tpl", "metadata:\n"), ("_raycluster.tpl", "rayVersion:")):
+        template = bumped / "templates" / name
+        text = template.read_text()
+        assert first in text
+        template.write_text(text.replace(first, f"# The same, written otherwise.\n{first}", 1))
     changed = {
         "fleet": {
             "models": [
