@@ -17,6 +17,7 @@ APIS = ("monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1")
 TOOLS = Path(os.environ.get("MUXFLEET_K8S_TOOLS", ROOT / ".tools"))
 VERSIONS = ("helm3", "helm4")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MINIMAL = {"fleet": {"models": [{"id": "qwen-small", "source": "Qwen/Qwen2.5-0.5B-Instruct"}]}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +100,14 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             out[key] = value
     return out
+
+
+def minimal_objects(helm: Helm, chart: Path, overrides: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    outcome = helm.template(chart, overrides=merged(MINIMAL, overrides), **options)
+    assert outcome.code == 0, outcome.errors
+    return objects_of(outcome.output)
+
+
+def groups(service: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = service["spec"]["rayClusterConfig"]
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]

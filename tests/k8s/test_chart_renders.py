@@ -3,13 +3,12 @@
 import copy
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helm_runner import CI_VALUES, LOADER, Helm, merged, objects_of, of_kind, ray_service
+from helm_runner import CI_VALUES, LOADER, MINIMAL, Helm, groups, minimal_objects, objects_of, of_kind, ray_service
 from kubernetes_schemas import CustomSchemas
 from operator_rules import budget_problems, object_problems
 
@@ -19,34 +18,12 @@ pytestmark = pytest.mark.k8s
 
 GOLDEN = Path(__file__).with_name("golden")
 DIGEST, OTHER_DIGEST = f"sha256:{'0' * 64}", f"sha256:{'1' * 64}"
-DIGITS = "12345"
-MINIMAL = {"fleet": {"models": [{"id": "qwen-small", "source": "Qwen/Qwen2.5-0.5B-Instruct"}]}}
 
 
 def rendered(helm: Helm, chart: Path, values: Path, **options: Any) -> str:
     outcome = helm.template(chart, values, **options)
     assert outcome.code == 0, outcome.errors
     return outcome.output
-
-
-def objects(helm: Helm, chart: Path, overrides: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    outcome = helm.template(chart, overrides=merged(MINIMAL, overrides), **options)
-    assert outcome.code == 0, outcome.errors
-    return objects_of(outcome.output)
-
-
-def leaves(node: object) -> Iterator[object]:
-    """Yields keys of mappings, too."""
-    if isinstance(node, dict | list):
-        for item in [*node, *node.values()] if isinstance(node, dict) else node:
-            yield from leaves(item)
-    else:
-        yield node
-
-
-def groups(service: dict[str, Any]) -> list[dict[str, Any]]:
-    cluster = service["spec"]["rayClusterConfig"]
-    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
 
 
 def test_ci_values__folder__has_the_ten_kinds() -> None:
@@ -64,35 +41,9 @@ def test_ci_values__folder__has_the_ten_kinds() -> None:
     }
 
 
-def test_names__of_digits__are_text(helm4: Helm, chart: Path) -> None:
-    secret = {"existingSecret": DIGITS, "key": DIGITS}
-    manifests = objects(
-        helm4,
-        chart,
-        {
-            "nameOverride": DIGITS,
-            "fleet": {"gateway": {"api_keys": f"/etc/muxfleet/api-keys/{DIGITS}"}},
-            "apiKeys": {"existingSecret": DIGITS},
-            "huggingFace": secret,
-            "upgrade": secret,
-            "tests": secret,
-            "rayAuth": {"mode": "token", "existingSecret": DIGITS},
-            "redis": {"address": "redis:6379", "existingSecret": DIGITS, "passwordKey": DIGITS},
-            "modelCache": {"enabled": True, "existingClaim": DIGITS},
-            "serviceAccount": {"name": DIGITS},
-            "networkPolicy": {"enabled": True, "operatorNamespace": DIGITS, "monitoringNamespace": DIGITS},
-            **{pods: {"runtimeClassName": DIGITS, "priorityClassName": DIGITS} for pods in ("head", "workers")},
-        },
-    )
-
-    found = [leaf for manifest in manifests for leaf in leaves(manifest) if str(leaf) == DIGITS]
-    assert len(found) > 30
-    assert {type(leaf) for leaf in found} == {str}
-
-
 def test_drain__longer_than_by_default__times_of_serve_ray_and_kubernetes_follow(helm4: Helm, chart: Path) -> None:
     drain = DrainSection(move_s=200.0, finish_s=300.5)
-    service = ray_service(objects(helm4, chart, {"fleet": {"drain": drain.model_dump()}}))
+    service = ray_service(minimal_objects(helm4, chart, {"fleet": {"drain": drain.model_dump()}}))
     _, worker = groups(service)
     pod = worker["template"]["spec"]
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
@@ -183,7 +134,7 @@ def test_bump__of_chart_models_slos_and_policy__leaves_the_ray_cluster_alone(
         "upgrade": {"deletionDelaySeconds": 5},
     }
 
-    before, after = ray_service(objects(helm4, chart, {})), ray_service(objects(helm4, bumped, changed))
+    before, after = ray_service(minimal_objects(helm4, chart, {})), ray_service(minimal_objects(helm4, bumped, changed))
 
     assert before["spec"]["serveConfigV2"] != after["spec"]["serveConfigV2"]
     assert before["metadata"]["labels"] != after["metadata"]["labels"]
@@ -202,7 +153,10 @@ def test_bump__of_chart_models_slos_and_policy__leaves_the_ray_cluster_alone(
 def test_bump__of_what_pods_are_made_of__changes_the_ray_cluster(
     helm4: Helm, chart: Path, overrides: dict[str, Any]
 ) -> None:
-    before, after = ray_service(objects(helm4, chart, {})), ray_service(objects(helm4, chart, overrides))
+    before, after = (
+        ray_service(minimal_objects(helm4, chart, {})),
+        ray_service(minimal_objects(helm4, chart, overrides)),
+    )
 
     assert before["spec"]["rayClusterConfig"] != after["spec"]["rayClusterConfig"]
 
@@ -240,8 +194,8 @@ def test_pods__openshift__name_no_user_or_group(helm: Helm, chart: Path) -> None
 
 
 def test_token__of_the_service_account__is_mounted_in_an_autoscaling_head_only(helm4: Helm, chart: Path) -> None:
-    plain = groups(ray_service(objects(helm4, chart, {})))
-    scaling = groups(ray_service(objects(helm4, chart, {"autoscaling": {"enabled": True}})))
+    plain = groups(ray_service(minimal_objects(helm4, chart, {})))
+    scaling = groups(ray_service(minimal_objects(helm4, chart, {"autoscaling": {"enabled": True}})))
 
     assert [g["template"]["spec"]["automountServiceAccountToken"] for g in plain] == [False, False]
     assert [g["template"]["spec"]["automountServiceAccountToken"] for g in scaling] == [True, False]
@@ -289,7 +243,7 @@ def test_pool__with_an_image_of_its_own__leaves_the_others_theirs(
         "pools": {"b": {"image": own}},
     }
 
-    service = ray_service(objects(helm, chart, values))
+    service = ray_service(minimal_objects(helm, chart, values))
 
     images = [group["template"]["spec"]["containers"][0]["image"] for group in groups(service)]
     assert images == [f"registry/muxfleet@{DIGEST}", f"registry/muxfleet@{DIGEST}", image]
@@ -300,7 +254,7 @@ def test_serve_environment__head_and_workers__is_the_same_but_for_the_drain(helm
         env = group["template"]["spec"]["containers"][0]["env"]
         return {v["name"]: v["value"] for v in env if v["name"].startswith("RAY_")}
 
-    head, worker = map(serve_environment, groups(ray_service(objects(helm4, chart, {}))))
+    head, worker = map(serve_environment, groups(ray_service(minimal_objects(helm4, chart, {}))))
     drains = [env.pop("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S") for env in (head, worker)]
 
     assert drains == ["0", f"{DrainSection().node_s:g}"]
@@ -314,14 +268,16 @@ def test_serve_environment__head_and_workers__is_the_same_but_for_the_drain(helm
 def test_open_cluster__allowed__applications_are_told_so(
     helm4: Helm, chart: Path, values: dict[str, Any], expected: str | None
 ) -> None:
-    for group in groups(ray_service(objects(helm4, chart, values))):
+    for group in groups(ray_service(minimal_objects(helm4, chart, values))):
         env = {v["name"]: v.get("value") for v in group["template"]["spec"]["containers"][0]["env"]}
         assert env.get("MUXFLEET_ALLOW_OPEN_RAY") == expected
 
 
 def test_model_cache__kept__has_the_policy_and_an_existing_claim_makes_none(helm4: Helm, chart: Path) -> None:
     def claims(**cache: Any) -> list[dict[str, Any]]:
-        return of_kind(objects(helm4, chart, {"modelCache": {"enabled": True} | cache}), "PersistentVolumeClaim")
+        return of_kind(
+            minimal_objects(helm4, chart, {"modelCache": {"enabled": True} | cache}), "PersistentVolumeClaim"
+        )
 
     assert claims()[0]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert "annotations" not in claims(keep=False)[0]["metadata"]
@@ -336,7 +292,7 @@ def test_budget__of_a_pool__keeps_all_pods_but_those_that_a_drain_may_take(
 ) -> None:
     pool = {"name": "p", "nodes": {"min": nodes}}
     values = {"fleet": {"pools": [pool]}, "podDisruptionBudget": {"maxUnavailable": max_unavailable}}
-    documents = objects(helm4, chart, values)
+    documents = minimal_objects(helm4, chart, values)
 
     specs = [budget["spec"] for budget in of_kind(documents, "PodDisruptionBudget")]
     assert groups(ray_service(documents))[1]["minReplicas"] == nodes
@@ -347,14 +303,16 @@ def test_budget__of_a_pool__keeps_all_pods_but_those_that_a_drain_may_take(
 def test_budget__of_pools_with_long_names__is_one_for_each(helm4: Helm, chart: Path) -> None:
     names = [f"nvidia-h100-80gb-sxm-zone-{zone}" for zone in "ab"]
     pools = [{"name": name, "nodes": {"min": 2}, "node_labels": {"pool": name}} for name in names]
-    documents = objects(helm4, chart, {"fleet": {"pools": pools}}, release="a" * 53)
+    documents = minimal_objects(helm4, chart, {"fleet": {"pools": pools}}, release="a" * 53)
 
     found = {budget["metadata"]["name"] for budget in of_kind(documents, "PodDisruptionBudget")}
     assert found == {f"{'a' * 47}-{name}" for name in names}
 
 
 def test_budget__of_the_head__keeps_its_pod(helm4: Helm, chart: Path) -> None:
-    (budget,) = of_kind(objects(helm4, chart, {"podDisruptionBudget": {"protectHead": True}}), "PodDisruptionBudget")
+    (budget,) = of_kind(
+        minimal_objects(helm4, chart, {"podDisruptionBudget": {"protectHead": True}}), "PodDisruptionBudget"
+    )
 
     assert budget["spec"]["minAvailable"] == 1
     assert budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "head"
@@ -368,32 +326,15 @@ def test_budget__form_that_blocks_every_eviction__is_refused_by_the_rules(form: 
     assert len(list(budget_problems(form | {"selector": selector}))) == 1
 
 
-def test_names__long_release__stay_within_kuberays_limit(helm: Helm, chart: Path) -> None:
-    service = ray_service(objects(helm, chart, {}, release="a" * 53))
-
-    assert len(service["metadata"]["name"]) == 47
-
-
-@pytest.mark.parametrize("release", ["7b-models", "team.fleet"])
-def test_names__release_that_kuberay_takes_no_name_from__is_told_what_to_set(
-    helm: Helm, chart: Path, release: str
-) -> None:
-    refused = helm.template(chart, overrides=MINIMAL, release=release)
-
-    assert refused.code != 0
-    assert f'muxfleet: fullnameOverride = "": the fleet would be called {release}-muxfleet' in refused.errors
-    assert ray_service(objects(helm, chart, {"fullnameOverride": "models"}, release=release))
-
-
 def test_routes__service_of_the_gateway__is_the_one_kuberay_keeps_stable(helm4: Helm, chart: Path) -> None:
     route = of_kind(
-        objects(helm4, chart, {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}), "HTTPRoute"
+        minimal_objects(helm4, chart, {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}), "HTTPRoute"
     )[0]
     incremental = {
         "autoscaling": {"enabled": True},
         "upgrade": {"strategy": "NewClusterWithIncrementalUpgrade", "gatewayClassName": "istio"},
     }
-    pod = of_kind(objects(helm4, chart, incremental), "Pod")[0]
+    pod = of_kind(minimal_objects(helm4, chart, incremental), "Pod")[0]
 
     assert route["spec"]["rules"][0]["backendRefs"] == [{"name": "fleet-muxfleet-serve-svc", "port": 8000}]
     assert pod["spec"]["containers"][0]["env"][0]["value"] == "http://fleet-muxfleet-head-svc.llm.svc:8000"
@@ -405,7 +346,7 @@ def test_routes__from_outside__are_the_public_ones_and_on_demand_all(helm4: Helm
 
     def routed(*paths: str) -> list[str]:
         own = {"enabled": True, "parentRefs": [{"name": "public"}]} if kind == "httpRoute" else {"enabled": True}
-        documents = objects(helm4, chart, {kind: own | ({"paths": list(paths)} if paths else {})})
+        documents = minimal_objects(helm4, chart, {kind: own | ({"paths": list(paths)} if paths else {})})
         if kind == "ingress":
             return [p["path"] for p in of_kind(documents, "Ingress")[0]["spec"]["rules"][0]["http"]["paths"]]
         return [m["path"]["value"] for m in of_kind(documents, "HTTPRoute")[0]["spec"]["rules"][0]["matches"]]
@@ -419,7 +360,7 @@ def test_routes__from_outside__are_the_public_ones_and_on_demand_all(helm4: Helm
 
 
 def test_ingress__values_of_a_chart_that_had_one_path__are_rendered_as_they_were(helm4: Helm, chart: Path) -> None:
-    (ingress,) = of_kind(objects(helm4, chart, {"ingress": {"enabled": True, "path": "/llm"}}), "Ingress")
+    (ingress,) = of_kind(minimal_objects(helm4, chart, {"ingress": {"enabled": True, "path": "/llm"}}), "Ingress")
 
     assert [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]] == ["/llm"]
 
@@ -432,4 +373,4 @@ def test_objects__given_along__are_rendered_as_they_are(helm4: Helm, chart: Path
         "data": {"a": "{{ not a template }}"},
     }
 
-    assert of_kind(objects(helm4, chart, {"extraObjects": [copy.deepcopy(extra)]}), "ConfigMap") == [extra]
+    assert of_kind(minimal_objects(helm4, chart, {"extraObjects": [copy.deepcopy(extra)]}), "ConfigMap") == [extra]

@@ -4,26 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helm_runner import Helm, merged, objects_of, of_kind, ray_service
+from helm_runner import Helm, groups, minimal_objects, of_kind, ray_service
 
 pytestmark = pytest.mark.k8s
 
-MINIMAL = {"fleet": {"models": [{"id": "qwen-small", "source": "Qwen/Qwen2.5-0.5B-Instruct"}]}}
-
-
-def objects(helm: Helm, chart: Path, overrides: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    outcome = helm.template(chart, overrides=merged(MINIMAL, overrides), **options)
-    assert outcome.code == 0, outcome.errors
-    return objects_of(outcome.output)
-
-
-def groups(service: dict[str, Any]) -> list[dict[str, Any]]:
-    cluster = service["spec"]["rayClusterConfig"]
-    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-
 
 def test_rights__of_the_rolling_update__are_its_own_and_no_more(helm4: Helm, chart: Path) -> None:
-    documents = objects(helm4, chart, {})
+    documents = minimal_objects(helm4, chart, {})
     (role,), (binding,), (job,) = (of_kind(documents, kind) for kind in ("Role", "RoleBinding", "Job"))
     rights = {(r["resources"][0], *r.get("resourceNames", []), *r["verbs"]) for r in role["rules"]}
     pods = [group["template"]["spec"]["serviceAccountName"] for group in groups(ray_service(documents))]
@@ -41,7 +28,7 @@ def test_rights__of_the_rolling_update__are_its_own_and_no_more(helm4: Helm, cha
 
 @pytest.mark.parametrize("strategy", ["NewCluster", "None"])
 def test_rights__of_other_strategies__are_none(helm4: Helm, chart: Path, strategy: str) -> None:
-    documents = objects(helm4, chart, {"upgrade": {"strategy": strategy}})
+    documents = minimal_objects(helm4, chart, {"upgrade": {"strategy": strategy}})
 
     assert {d["kind"] for d in documents} & {"Role", "RoleBinding", "Job"} == set()
     assert ray_service(documents)["spec"]["upgradeStrategy"]["type"] == strategy
@@ -66,7 +53,7 @@ def templates(service: dict[str, Any]) -> list[str]:
 def test_template_label__of_pods__differs_where_their_pods_have_to_be_replaced(
     helm4: Helm, chart: Path, overrides: dict[str, Any], changed: list[bool]
 ) -> None:
-    before, after = (templates(ray_service(objects(helm4, chart, values))) for values in ({}, overrides))
+    before, after = (templates(ray_service(minimal_objects(helm4, chart, values))) for values in ({}, overrides))
 
     assert [a != b for a, b in zip(before, after, strict=True)] == changed
 
@@ -86,7 +73,7 @@ def test_rollout_job__of_changed_pods__is_another_and_waits_for_their_service(
     """Helm makes Jobs before it changes RayServices, and cannot change a Job that is there."""
     revisions, names = set(), set()
     for values in ({}, change, {"fleet": {"engine": {"policy": "adbs"}}}):
-        documents = objects(helm4, chart, values)
+        documents = minimal_objects(helm4, chart, values)
         (job,) = of_kind(documents, "Job")
         revision = ray_service(documents)["metadata"]["annotations"]["muxfleet.io/revision"]
         assert f"--revision={revision}" in job["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -97,14 +84,14 @@ def test_rollout_job__of_changed_pods__is_another_and_waits_for_their_service(
 
 
 def test_rollout_job__long_release__has_a_name_that_kubernetes_takes(helm4: Helm, chart: Path) -> None:
-    (job,) = of_kind(objects(helm4, chart, {}, release="a" * 53), "Job")
+    (job,) = of_kind(minimal_objects(helm4, chart, {}, release="a" * 53), "Job")
 
     assert len(job["metadata"]["name"]) <= 63
 
 
 def test_rollout_job__and_its_pods__are_found_by_the_same_label(helm4: Helm, chart: Path) -> None:
     """A Job that failed is deleted by it, so that Helm makes it anew."""
-    (job,) = of_kind(objects(helm4, chart, {}), "Job")
+    (job,) = of_kind(minimal_objects(helm4, chart, {}), "Job")
 
     for metadata in (job["metadata"], job["spec"]["template"]["metadata"]):
         assert metadata["labels"]["app.kubernetes.io/component"] == "rollout"

@@ -1,0 +1,63 @@
+"""`helm template`: what the objects of a release are called, and what they name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helm_runner import MINIMAL, Helm, minimal_objects, ray_service
+
+pytestmark = pytest.mark.k8s
+
+DIGITS = "12345"
+
+
+def leaves(node: object) -> Iterator[object]:
+    """Yields keys of mappings, too."""
+    if isinstance(node, dict | list):
+        for item in [*node, *node.values()] if isinstance(node, dict) else node:
+            yield from leaves(item)
+    else:
+        yield node
+
+
+def test_names__of_digits__are_text(helm4: Helm, chart: Path) -> None:
+    secret = {"existingSecret": DIGITS, "key": DIGITS}
+    manifests = minimal_objects(
+        helm4,
+        chart,
+        {
+            "nameOverride": DIGITS,
+            "fleet": {"gateway": {"api_keys": f"/etc/muxfleet/api-keys/{DIGITS}"}},
+            "apiKeys": {"existingSecret": DIGITS},
+            "huggingFace": secret,
+            "upgrade": secret,
+            "tests": secret,
+            "rayAuth": {"mode": "token", "existingSecret": DIGITS},
+            "redis": {"address": "redis:6379", "existingSecret": DIGITS, "passwordKey": DIGITS},
+            "modelCache": {"enabled": True, "existingClaim": DIGITS},
+            "serviceAccount": {"name": DIGITS},
+            "networkPolicy": {"enabled": True, "operatorNamespace": DIGITS, "monitoringNamespace": DIGITS},
+            **{pods: {"runtimeClassName": DIGITS, "priorityClassName": DIGITS} for pods in ("head", "workers")},
+        },
+    )
+
+    found = [leaf for manifest in manifests for leaf in leaves(manifest) if str(leaf) == DIGITS]
+    assert len(found) > 30
+    assert {type(leaf) for leaf in found} == {str}
+
+
+def test_names__long_release__stay_within_kuberays_limit(helm: Helm, chart: Path) -> None:
+    service = ray_service(minimal_objects(helm, chart, {}, release="a" * 53))
+
+    assert len(service["metadata"]["name"]) == 47
+
+
+@pytest.mark.parametrize("release", ["7b-models", "team.fleet"])
+def test_names__release_that_kuberay_takes_no_name_from__is_told_what_to_set(
+    helm: Helm, chart: Path, release: str
+) -> None:
+    refused = helm.template(chart, overrides=MINIMAL, release=release)
+
+    assert refused.code != 0
+    assert f'muxfleet: fullnameOverride = "": the fleet would be called {release}-muxfleet' in refused.errors
+    assert ray_service(minimal_objects(helm, chart, {"fullnameOverride": "models"}, release=release))
