@@ -167,6 +167,12 @@ class ModelStatus:
     base: str | None = None
     origin: WeightsOrigin | None = None
 
+    @property
+    def is_downloading(self) -> bool:
+        """Says whether nothing of it is on the device yet: its files are on their way to the disk."""
+        stage = None if self.progress is None else self.progress.stage
+        return self.phase is ModelPhase.LOADING and stage is LoadStage.DOWNLOADING
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReport:

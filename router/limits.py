@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_BEGUN_PATIENCE = 4
+_BEGUN_PATIENCE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -379,7 +379,7 @@ class ControlLoop:
 
     def _adopt_plan(self, solution: Solution, asked: Asked, why: str, now_s: float) -> None:
         if self._migration.set_out(self._rollout.without_wishes(solution), self._catalog, asked.task.needs.unknown):
-            self._history.note(now_s, "plan", why + self._turns.give_way(solution.put_to_sleep))
+            self._history.note(now_s, "plan", why + self._turns.give_way(solution.put_to_sleep, now_s))
 
     def _advance(self, now_s: float) -> None:
         for unit_id, model in self._migration.give_up_failed(now_s):

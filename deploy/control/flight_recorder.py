@@ -42,6 +42,7 @@ class FlightRecorder:
         self._counts: Counter[EventKind] = Counter()
         self._phases: dict[str, dict[str, ModelPhase]] = {}
         self._loading_since_s: dict[tuple[str, str], float] = {}
+        self._downloading_s: dict[tuple[str, str], float] = {}  # when it was last told
         self._load_times: dict[str, ModelLoadTimes] = {}
         self._leases: dict[str, int] = {}
         self._empty_places: Counter[tuple[str, str]] = Counter()
@@ -92,6 +93,7 @@ class FlightRecorder:
         self._phases.pop(unit_id, None)
         self._leases.pop(unit_id, None)
         self._loading_since_s = {k: s for k, s in self._loading_since_s.items() if k[0] != unit_id}
+        self._downloading_s = {k: s for k, s in self._downloading_s.items() if k[0] != unit_id}
 
     def moved(self, now_s: float, steps: Iterable[Step], words: Iterable[str]) -> None:
         for step, text in zip(steps, words, strict=True):
@@ -106,6 +108,7 @@ class FlightRecorder:
             self._empty_places[report.pool, report.node] += 1
         phases = {s.model: s.phase for s in report.models}
         errors = {s.model: s.error for s in report.models}
+        self._downloading_s |= {(unit_id, s.model): now_s for s in report.models if s.is_downloading}
         before = self._phases.get(unit_id, phases)
         self._phases[unit_id] = phases
         for model, phase in phases.items():
@@ -129,8 +132,9 @@ class FlightRecorder:
             since_s = self._loading_since_s.pop((unit_id, model), None)
             if since_s is not None:
                 took_s = now_s - since_s
+                read_s = now_s - max(since_s, self._downloading_s.pop((unit_id, model), since_s))  # next time, too
                 known = self._load_times.get(model, ModelLoadTimes(model=model, loads=0, seconds=0.0))
-                told = ModelLoadTimes(model=model, loads=known.loads + 1, seconds=known.seconds + took_s)
+                told = ModelLoadTimes(model=model, loads=known.loads + 1, seconds=known.seconds + read_s)
                 self._load_times[model] = told
                 text = f"is ready after {took_s:.1f} s"
             elif before is ModelPhase.STALLED:

@@ -71,13 +71,17 @@ class ModelNeeds:
         return [m.id for m in self.catalog.placed if m.settings.replicas.min == 0 and m.id in placed]
 
     def waiting(self, now_s: float) -> Mapping[str, bool]:
-        """Returns models without a place that could have one for a while, and have requests: whether any of these is
-        not of low priority.
+        """Returns models without a place that could make use of one, and have requests: whether any of these is not of
+        low priority. One whose files are still on their way to a unit's disk could not.
         """
         placed = self.goal.placed
         out = [m for m in self.catalog.placed if m.settings.replicas.min == 0 and m.spec and m.id not in placed]
-        told = ((m.id, self._asked(m.id, now_s)) for m in out if self.fleet.held_back(m.id, now_s) is None)
+        able = [m for m in out if self.fleet.held_back(m.id, now_s) is None and not self.downloads(m.id)]
+        told = ((m.id, self._asked(m.id, now_s)) for m in able)
         return {model: asked.held > asked.held_low for model, asked in told if asked is not None and asked.held}
+
+    def downloads(self, model: str) -> bool:
+        return any(self.fleet.downloads(unit.unit_id, model) for unit in self.fleet.registry)
 
     def last_used_s(self, model: str) -> float:
         """An adapter is used with its base."""

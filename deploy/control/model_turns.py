@@ -1,8 +1,9 @@
 """Lets models take turns where units hold fewer than are asked for: who waits for a place, and who may give one up."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from deploy.control.change_times import ChangeTimes
 from deploy.control.control_rules import ControlRules
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.model_needs import ModelNeeds
@@ -18,16 +19,18 @@ _TRIED_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """A model that has a place for as long as it is used, and is ready there, or `fails` to load. `placed_s`: since
-    when it has it. `used_in_earnest_s`: what requests of low priority do is left out while they are the only ones.
+    """A model that has a place for as long as it is used, and is ready there, or `fails` to load, or is on its way `in
+    vain` as long as others can use the place. `placed_s`: since when it has it. `used_in_earnest_s`: what requests of
+    low priority do is left out while they are the only ones.
     """
 
     model: str
-    placed_s: float
-    last_used_s: float
-    used_in_earnest_s: float
-    rate_per_s: float
-    fails: bool
+    placed_s: float = float("-inf")
+    last_used_s: float = float("-inf")
+    used_in_earnest_s: float = float("-inf")
+    rate_per_s: float = 0.0
+    fails: bool = False
+    in_vain: bool = False
 
 
 class ModelTurns:
@@ -48,6 +51,7 @@ class ModelTurns:
         self._failed: dict[str, str] = {}  # and why
         self._only_low: Set[str] = frozenset()
         self._recorder = recorder
+        self._changes = ChangeTimes()
         self.turn = PlaceTurn()
 
     def look(self, known: ModelNeeds, transition: Transition, rules: ControlRules, now_s: float) -> str | None:
@@ -55,18 +59,22 @@ class ModelTurns:
         again and again.
         """
         before, self.turn, is_first = self.turn, PlaceTurn(), not self._waits_since_s
-        waiting = known.waiting(now_s)
+        self._changes.look(known.fleet.at(now_s), known.goal, self._finish_s.keys(), now_s)
+        waiting = {**known.waiting(now_s), **self._returning(known, now_s)}
         self._waits_since_s = {m: self._waits_since_s.get(m, now_s) for m in waiting}
         if not waiting and not self._finish_s:
             return None
         placed = known.guests()
         self._finish_s = {m: s for m, s in self._finish_s.items() if m not in placed}
-        guests, load_s = list(_guests(known, transition, now_s)), self._load_s(known, waiting)
+        guests, load_s = (
+            [*_guests(known, transition, now_s), *self._in_vain(known, now_s)],
+            self._load_s(known, waiting),
+        )
         turn_s = turn_length_s(len(waiting), len(placed), rules, load_s)
         self._note_failures(known, guests, now_s)
         self._only_low = {g.model for g in guests if g.used_in_earnest_s < g.last_used_s}
         # A turn begins when the model is ready: it would go by while it loads. Nobody noted that before anybody waited.
-        known_s = {g.model: g.placed_s if is_first else now_s for g in guests}
+        known_s = {g.model: g.placed_s if is_first else now_s for g in guests if not g.in_vain}
         self._ready_since_s = known_s | {m: s for m, s in self._ready_since_s.items() if m in placed and not is_first}
         in_order = sorted(waiting, key=lambda m: (self._waits_since_s[m], m))
         if any(waiting.values()):
@@ -82,9 +90,10 @@ class ModelTurns:
         self._given_s = max(turn_s, _FINISH_SHARE * (rules.hold_s - load_s) - waited_s)
         return f"{', '.join(self.turn.waiting)} waited for a place, {first} {waited_s:.0f} s"
 
-    def give_way(self, models: Sequence[str]) -> str:
+    def give_way(self, models: Sequence[str], now_s: float) -> str:
         """Notes that these leave, for those whose turn it is if it is anybody's, and says so."""
         if self.turn.waiting:
+            self._changes.begin(self.turn.waiting, now_s)
             self._finish_s |= {m: 0.0 if m in self._only_low else self._given_s for m in models}
         return "".join(f"; {model} gives up its place" for model in models)
 
@@ -92,6 +101,22 @@ class ModelTurns:
         """Returns how long streams of models that give way on a unit have to end, with those of their adapters."""
         there = {s.model: place_of(s.model) for s in report.models if s.phase is not ModelPhase.ASLEEP}
         return {model: self._finish_s[place] for model, place in there.items() if place in self._finish_s}
+
+    def _in_vain(self, known: ModelNeeds, now_s: float) -> Iterator[Guest]:
+        """Yields models on their way to places that others may have: those who asked for them have left, or all that
+        comes yet are files to a disk.
+        """
+        for model in known.guests():
+            phases = {known.fleet.phase(home, model) for home in known.goal.units_of(model)}
+            is_coming = phases.isdisjoint({ModelPhase.READY, ModelPhase.FAILED})
+            if is_coming and (known.downloads(model) or now_s - known.last_used_s(model) >= _IDLE_S):
+                yield Guest(model=model, in_vain=True)
+
+    def _returning(self, known: ModelNeeds, now_s: float) -> Mapping[str, bool]:
+        """Returns models with streams that run, which give way to such as came in vain."""
+        for_nothing = {home for g in self._in_vain(known, now_s) for home in known.goal.units_of(g.model)}
+        there = {m for home in for_nothing for m in known.fleet.lingering(home)} & self._finish_s.keys()
+        return {m: m not in self._only_low for m in there if now_s - known.last_used_s(m) < _IDLE_S}
 
     def _note_failures(self, known: ModelNeeds, guests: Collection[Guest], now_s: float) -> None:
         """Counts who gave way because it does not load: it is loaded nowhere for a while once that was so often."""
@@ -103,14 +128,14 @@ class ModelTurns:
         self._failed |= {g.model: known.fleet.load_error(g.model) for g in guests if g.fails}
 
     def _load_s(self, known: ModelNeeds, models: Collection[str]) -> float:
-        """Returns what a place is without a model for while one of these comes: a copy of those that sleep on a unit,
-        else what loads took; the mean of what is known.
+        """Returns how long a place is without a model while one of these comes: as the last changes took, or, if it is
+        more, what is told of them: a copy where one sleeps on a unit, else what loads took; the mean of what is known.
         """
         asleep = known.fleet.asleep().values()
         measured = {t.model: t.seconds / t.loads for t in self._recorder.load_times()}
         told = (min((unit[m] for unit in asleep if m in unit), default=measured.get(m)) for m in models)
         found = [seconds for seconds in told if seconds is not None]
-        return sum(found) / max(1, len(found))
+        return max(self._changes.mean_s, sum(found) / max(1, len(found)))
 
     def _due(
         self, order: Sequence[str], guests: Sequence[Guest], turn_s: float, rules: ControlRules, now_s: float
@@ -146,12 +171,14 @@ def _guests(known: ModelNeeds, transition: Transition, now_s: float) -> Iterator
         homes = known.goal.units_of(model)
         phases = {fleet.phase(home, model) for home in homes}
         if phases in ({ModelPhase.READY}, {ModelPhase.FAILED}):
-            fails = ModelPhase.FAILED in phases
+            placed_s = max(transition.placed_s(home, model) for home in homes)
+            if ModelPhase.FAILED in phases:
+                yield Guest(model=model, placed_s=placed_s, fails=True)
+                continue
             yield Guest(
                 model=model,
-                placed_s=max(transition.placed_s(home, model) for home in homes),
-                last_used_s=float("-inf") if fails else known.last_used_s(model),
-                used_in_earnest_s=float("-inf") if fails else known.used_in_earnest_s(model),
+                placed_s=placed_s,
+                last_used_s=known.last_used_s(model),
+                used_in_earnest_s=known.used_in_earnest_s(model),
                 rate_per_s=known.rate_per_s(model),
-                fails=fails,
             )

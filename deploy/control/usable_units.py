@@ -215,7 +215,12 @@ class Fleet:
         return 0 if unit is None else unit.capacity.total_blocks
 
     def lingering(self, unit_id: str) -> frozenset[str]:
-        return frozenset(self._phases(unit_id))
+        return frozenset(m for m in self._phases(unit_id) if not self.downloads(unit_id, m))
+
+    def downloads(self, unit_id: str, model: str) -> bool:
+        """Says whether a unit has a model's files on their way to its disk, and nothing on its device yet."""
+        unit = self.registry.get(unit_id)
+        return unit is not None and any(s.model == model and s.is_downloading for s in unit.report.models)
 
     def serves(self, unit_id: str, model: str, family: Set[str] = frozenset()) -> bool:
         """Says whether a model is ready for sure, and those of `family` that the unit has."""

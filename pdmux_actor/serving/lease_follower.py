@@ -69,7 +69,8 @@ class LeaseFollower:
     """A model that the lease no longer names, or names with other weights, takes no new streams from then on; it leaves
     the engine when its streams have ended, at the latest after `drain_timeout_s` or what the lease says: into host
     memory where the lease says so. The lease names what has room beside these. A load that fails is tried again when
-    they are gone, then with growing pauses. The first load finds the KV pool sized as the lease says. An adapter comes
+    they are gone, then with growing pauses. A download goes on when the lease no longer names the model, and nothing
+    of it is loaded then. The first load finds the KV pool sized as the lease says. An adapter comes
     after its base, and leaves before it.
     """
 
@@ -203,10 +204,13 @@ class LeaseFollower:
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     async def _load(self, held: HeldModel, wanted: ModelAssignment) -> bool:
+        """Returns False where it does not load."""
         held.assignment, held.phase, held.error = wanted, ModelPhase.LOADING, None
         try:
             held.vocabulary, held.files = await asyncio.to_thread(self._vocabulary_of, wanted, held.note_download)
             held.download = None
+            if not self._keeps(held):  # others have its place by now; what was downloaded stays on the disk
+                return True
             held.max_model_len = await self._add_to_engine(wanted)
         except ModelLoadError as error:
             logger.warning("a model does not load", extra={"model": held.model, "reason": str(error)})

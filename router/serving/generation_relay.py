@@ -248,7 +248,6 @@ class GenerationRelay:
     ) -> UnitChoice | None:
         """None: it has come to the end of the context that it was to fill, which is shorter than it was."""
         started_s = self._clock()
-        patience_s = self._patience_s(generation, progress)
         left_out = set(failed)
         while True:
             if progress.final and self._fills_context(generation, len(progress.final)):
@@ -258,7 +257,7 @@ class GenerationRelay:
             unit = self._route(generation, left_out, progress)
             if unit is not None:
                 return unit
-            waited_s = self._clock() - since_s
+            waited_s, patience_s = self._clock() - since_s, self._patience_s(generation, progress)
             self._raise_if_hopeless(generation, waited_s, patience_s)
             await self._view.changed(min(_POLL_S, patience_s - waited_s))
             if self._clock() - started_s >= _AVOID_S:
@@ -287,7 +286,7 @@ class GenerationRelay:
 
     def _patience_s(self, generation: Generation, progress: _Progress) -> float:
         card = self._view.card(generation.model)
-        has_turns = card is not None and card.can_wake
+        has_turns = card is not None and card.can_wake and not card.problem
         return self._limits.begun_hold_s if has_turns and progress.final else self._limits.hold_s
 
     def _raise_if_hopeless(self, generation: Generation, waited_s: float, patience_s: float) -> None:

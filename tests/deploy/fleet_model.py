@@ -1,9 +1,9 @@
 """A small model of units under a control loop, in virtual time."""
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import msgspec
+from lease_obeyer import BLOCK_BYTES, HEARTBEAT_S, SPEC, TOTAL_BLOCKS, FakeUnit
 
 from deploy.control.control_loop import ControlLoop
 from deploy.control.control_rules import ControlRules
@@ -16,33 +16,18 @@ from deploy.control.planner import Planner, PlannerInPlace
 from deploy.control.pool_scaling import ScaledPool
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
 from deploy.fleet_file.model_section import ModelSection
-from pdmux_actor.lease import Lease, ModelPhase, ModelStatus, SleepingWeights, UnitReport, WeightsOrigin
-from pdmux_actor.messages import LoadReport, ModelLoad, Slo
+from pdmux_actor.lease import (
+    Lease,
+    ModelPhase,
+)
+from pdmux_actor.messages import Slo
 from placement.estimation.memory import resident_bytes
-from placement.launch_limits import DEFAULT_LIMITS, LaunchLimits
 from placement.plan import Plan
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
-from profiler.specs import DeviceSpec, ModelSpec
+from profiler.specs import ModelSpec
 from router.admission.demand_counts import TargetCounts
 from router.admission.demand_report import DemandReport, ModelAsked
-
-HEARTBEAT_S = 0.5
-BLOCK_BYTES = 8192
-TOTAL_BLOCKS = 4096
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    num_layers=4,
-    hidden_size=128,
-    intermediate_size=256,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    vocab_size=512,
-    max_position_embeddings=1024,
-    tie_word_embeddings=False,
-    dtype="float32",
-)
 
 
 def catalog_model(
@@ -73,143 +58,6 @@ def adapter_model(
 
 def catalog(*models: str | CatalogModel, policy: str = "mux") -> Catalog:
     return Catalog(models=tuple(m if isinstance(m, CatalogModel) else catalog_model(m) for m in models), policy=policy)
-
-
-@dataclass
-class FakeUnit:
-    """Obeys leases as a unit does: the newest wins, a model needs one heartbeat to leave and to wake, and
-    `load_s` to load. Models in `broken` do not load.
-    """
-
-    unit_id: str
-    pool: str = "p"
-    total_blocks: int = TOTAL_BLOCKS
-    sizes_pool: bool = False
-    lease: Lease | None = None
-    phases: dict[str, ModelPhase] = field(default_factory=dict)
-    is_leaving: bool = False
-    wants_to_leave: bool = False
-    failure: str | None = None
-    node: str = "n"
-    memory_bytes: int = 2**30
-    broken: frozenset[str] = frozenset()
-    device: str = ""
-    measured_device: DeviceSpec | None = None
-    host_memory_bytes: int = 0
-    launch_limits: LaunchLimits = DEFAULT_LIMITS
-    asleep: set[str] = field(default_factory=set)
-    loaded: list[tuple[str, str]] = field(default_factory=list)  # how, and what
-    origins: dict[str, WeightsOrigin] = field(default_factory=dict)
-    running: dict[str, int] = field(default_factory=dict)
-    giving_way: dict[str, int] = field(default_factory=dict)
-    drained_s: dict[str, float] = field(default_factory=dict)
-    load_s: float = HEARTBEAT_S
-    loading_s: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def bases(self) -> dict[str, str | None]:
-        return {a.model: a.base for a in self.lease.models} if self.lease is not None else {}
-
-    def report(self) -> UnitReport:
-        quotas = {a.model: a.quota_blocks for a in self.lease.models} if self.lease is not None else {}
-        return UnitReport(
-            unit_id=self.unit_id,
-            node=self.node,
-            pool=self.pool,
-            num_gpus=1,
-            endpoint=f"{self.unit_id}:1",
-            memory_bytes=self.memory_bytes,
-            block_bytes=BLOCK_BYTES,
-            total_blocks=self.total_blocks,
-            lease_version=0 if self.lease is None else self.lease.version,
-            models=(
-                *(
-                    ModelStatus(
-                        model=m,
-                        phase=p,
-                        max_model_len=1024,
-                        base=self.bases.get(m),
-                        origin=self.origins.get(m),
-                        error="its weights are cut short" if p is ModelPhase.FAILED else None,
-                    )
-                    for m, p in self.phases.items()
-                ),
-                *(_sleeping(m) for m in sorted(self.asleep - self.phases.keys())),
-            ),
-            host_memory_bytes=self.host_memory_bytes,
-            load=LoadReport(
-                models=tuple(
-                    ModelLoad(
-                        model=m,
-                        running=self.running.get(m, 0),
-                        giving_way=self.giving_way.get(m, 0),
-                        waiting=0,
-                        used_blocks=0,
-                        quota_blocks=quotas.get(m, 0),
-                        preemptions_total=0,
-                        prompt_tokens_total=0,
-                        output_tokens_total=0,
-                    )
-                    for m in self.phases
-                ),
-                total_blocks=self.total_blocks,
-                free_blocks=self.total_blocks,
-                prefill_sms=1,
-                decode_sms=1,
-                steps_total=0,
-            ),
-            is_leaving=self.is_leaving,
-            wants_to_leave=self.wants_to_leave,
-            failure=self.failure,
-            device=self.device,
-            measured_device=self.measured_device,
-            launch_limits=self.launch_limits,
-            sizes_pool=self.sizes_pool,
-        )
-
-    def obey(self, lease: Lease) -> None:
-        if self.lease is not None and lease.version <= self.lease.version:
-            return
-        self.lease = lease
-        if lease.pool_blocks is not None and not self.phases:
-            self.total_blocks = lease.pool_blocks
-        wanted = [a.model for a in lease.models]
-        kept = {m: ModelPhase.READY if p is ModelPhase.DRAINING else p for m, p in self.phases.items() if m in wanted}
-        kept |= dict.fromkeys(self._with_other_weights(lease) & kept.keys(), ModelPhase.LOADING)
-        there = {m for m, p in self.phases.items() if p in (ModelPhase.READY, ModelPhase.DRAINING)}
-        leaving = dict.fromkeys(there.difference(wanted), ModelPhase.DRAINING)
-        self.phases = dict.fromkeys(wanted, ModelPhase.LOADING) | kept | leaving
-        self.origins |= {a.model: a.origin for a in lease.models}
-        self.asleep &= {a.model for a in lease.asleep} | set(wanted)
-
-    def _with_other_weights(self, lease: Lease) -> Set[str]:
-        return {a.model for a in lease.models if self.origins.get(a.model, a.origin) != a.origin}
-
-    def progress(self) -> None:
-        """What leaves is gone once nothing of it runs or its time is up; what loads is ready."""
-        draining = {m for m, p in self.phases.items() if p is ModelPhase.DRAINING}
-        self.drained_s = {m: self.drained_s.get(m, 0.0) + HEARTBEAT_S for m in draining}
-        if draining:
-            assert self.lease is not None
-            limits_s = self.lease.finish_s
-            gone = {m for m in draining if not self.running.get(m) or self.drained_s[m] >= limits_s.get(m, 30.0)}
-            self.asleep |= gone & {a.model for a in self.lease.asleep}
-            self.phases = {m: p for m, p in self.phases.items() if m not in gone}
-        loading = [m for m, p in self.phases.items() if p is ModelPhase.LOADING and m not in self.broken]
-        self.loading_s = {m: self.loading_s.get(m, 0.0) + HEARTBEAT_S for m in loading}
-        loading = [m for m in loading if m in self.asleep or self.loading_s[m] >= self.load_s]
-        self.loaded += [("wake" if m in self.asleep else "load", m) for m in loading]
-        self.asleep -= set(loading)
-        fails = {m for m, p in self.phases.items() if m in self.broken and p is not ModelPhase.READY}
-        self.phases |= dict.fromkeys(loading, ModelPhase.READY) | dict.fromkeys(fails, ModelPhase.FAILED)
-
-    def ready(self) -> set[str]:
-        return {m for m, p in self.phases.items() if p is ModelPhase.READY}
-
-
-def _sleeping(model: str) -> ModelStatus:
-    asleep = SleepingWeights(model=model, host_bytes=SPEC.weight_bytes, wake_s=0.1)
-    return ModelStatus(model=model, phase=ModelPhase.ASLEEP, asleep=asleep)
 
 
 class World:
@@ -306,7 +154,8 @@ class World:
     def _assert_memory(self, unit: FakeUnit, lease: Lease) -> None:
         """What the lease names has room beside what is still on the device."""
         specs = {m.id: m.spec for m in self._catalog.models}
-        there = {m for m, p in unit.phases.items() if p is not ModelPhase.FAILED} | {a.model for a in lease.models}
+        there = {m for m, p in unit.phases.items() if p is not ModelPhase.FAILED and not unit.downloads(m)}
+        there |= {a.model for a in lease.models}
         needed_bytes = sum(resident_bytes(spec, 1, unit.launch_limits) for m in there if (spec := specs.get(m)))
         pool_bytes = 0 if unit.sizes_pool else unit.total_blocks * BLOCK_BYTES
         assert needed_bytes <= unit.memory_bytes - pool_bytes, f"{unit.unit_id}: {sorted(there)}"

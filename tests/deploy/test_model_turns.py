@@ -1,111 +1,18 @@
 """Units that hold fewer models than are asked for: who waits gets a place in time, by turns."""
 
-import random
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
-from fleet_model import BLOCK_BYTES, HEARTBEAT_S, SPEC, TOTAL_BLOCKS, World, catalog, catalog_model
+from crowded_fleet import HOLD_S, crowded
+from fleet_model import SPEC, catalog_model
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.model_turns import turn_length_s
-from deploy.fleet_file.model_catalog import CatalogModel
+from pdmux_actor.lease import ModelPhase
 from placement.estimation.memory import resident_bytes
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 from placement.solvers.search import SearchSolver
-
-HOLD_S = 30.0
-
-
-@dataclass
-class Stream:
-    """A request: what is left of its answer, and since when no unit works on it."""
-
-    model: str
-    left_s: float
-    waits_since_s: float
-    waited_s: float = 0.0
-    unit_id: str | None = None
-
-
-@dataclass
-class Crowd:
-    """Clients of a fleet: a request is held until its model is ready, and again when that leaves before its end."""
-
-    world: World
-    runs_s: float = 1.0
-    streams: list[Stream] = field(default_factory=list)
-    waits_s: dict[str, list[float]] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
-
-    def ask(self, model: str) -> None:
-        self.world.ask(model)
-        self.streams.append(Stream(model, self.runs_s, self.world.now_s))
-
-    def decided(self) -> list[str]:
-        return self.world.decided("plan")
-
-    def beat(self) -> None:
-        now_s = self.world.now_s
-        for stream in tuple(self.streams):
-            self._go_on(stream, now_s)
-        running = Counter((s.unit_id, s.model) for s in self.streams)
-        self.world.held = dict(Counter(s.model for s in self.streams if s.unit_id is None))
-        for unit in self.world.units.values():
-            unit.running = {m: running[unit.unit_id, m] for m in unit.phases}
-        self.world.beat()
-
-    def _go_on(self, stream: Stream, now_s: float) -> None:
-        homes = self.world.serving(stream.model)
-        if stream.unit_id is not None and stream.model not in self.world.units[stream.unit_id].phases:
-            stream.unit_id, stream.waits_since_s = None, now_s
-        elif stream.unit_id is not None:
-            stream.left_s -= HEARTBEAT_S
-        if stream.unit_id is None and homes:
-            stream.unit_id, stream.waited_s = homes[0], max(stream.waited_s, now_s - stream.waits_since_s)
-        if stream.left_s <= 0:
-            self.waits_s.setdefault(stream.model, []).append(stream.waited_s)
-            self.streams.remove(stream)
-        elif stream.unit_id is None and now_s - stream.waits_since_s > HOLD_S:
-            self.refused[stream.model] = self.refused.get(stream.model, 0) + 1
-            self.streams.remove(stream)
-
-    def come(self, per_s: Mapping[str, float], *, for_s: float, seed: int = 0) -> None:
-        """Requests of each model, at random."""
-        drawn = random.Random(seed)
-        for _ in range(int(for_s / HEARTBEAT_S)):
-            for model, rate in per_s.items():
-                if drawn.random() < rate * HEARTBEAT_S:
-                    self.ask(model)
-            self.beat()
-
-
-def crowded(
-    *models: str | CatalogModel,
-    solver: Solver,
-    units: int = 1,
-    room: int = 1,
-    runs_s: float = 1.0,
-    blocks: int = TOTAL_BLOCKS,
-    load_s: float | None = None,
-) -> Crowd:
-    """Units with room for so many models of the usual size each; those that go by their names may be scaled to zero.
-    With `load_s` nothing sleeps in host memory.
-    """
-    asked = [catalog_model(m, sleeps_after_s=300.0) if isinstance(m, str) else m for m in models]
-    world = World(catalog(*asked), expected_units=units, solver=solver, rules=ControlRules(hold_s=HOLD_S))
-    for _ in range(units):
-        memory_bytes = blocks * BLOCK_BYTES + room * resident_bytes(SPEC)
-        unit = world.start_unit(memory_bytes=memory_bytes, total_blocks=blocks)
-        if load_s is None:
-            unit.host_memory_bytes = 8 * SPEC.weight_bytes
-        else:
-            unit.load_s = load_s
-    world.beat(4)
-    return Crowd(world, runs_s)
-
 
 SOLVED_BY = pytest.mark.parametrize("solver", [SearchSolver(rounds=5), MemoryGreedySolver()], ids=["search", "greedy"])
 
@@ -336,13 +243,75 @@ def test_turns__model_has_none_now__is_asleep_and_lacks_nothing(solver: Solver) 
     assert [m.problem for m in states] == [None, None]
 
 
-@pytest.mark.parametrize(("load_s", "least_served"), [(5.0, 0.4), (15.0, 0.15), (25.0, 0.1)])
+@pytest.mark.parametrize(("load_s", "least_served"), [(1.0, 0.9), (2.0, 0.75), (5.0, 0.4), (15.0, 0.15), (25.0, 0.1)])
 def test_turns__loads_take_long__places_serve_and_do_not_only_load(load_s: float, least_served: float) -> None:
     crowd = crowded(*"abcdefg", solver=MemoryGreedySolver(), load_s=load_s, runs_s=5.0)
 
     crowd.come({m: 0.5 if m == "a" else 0.1 for m in "abcdefg"}, for_s=250.0)
+    crowd.come({}, for_s=100.0)
 
     served, refused = sum(map(len, crowd.waits_s.values())), sum(crowd.refused.values())
+    assert served >= least_served * (served + refused)
+
+
+@SOLVED_BY
+def test_turn__all_that_waited_for_it_have_left__does_not_happen_and_nobody_is_put_out(solver: Solver) -> None:
+    crowd = crowded("a", "b", solver=solver, runs_s=40.0)
+    crowd.ask("a")
+    crowd.come({}, for_s=10.0)
+    crowd.ask("b")
+    crowd.come({}, for_s=8.0)
+    gives_way = crowd.world.units["u1"].phases["a"]
+    crowd.streams = [s for s in crowd.streams if s.model != "b"]
+    crowd.come({}, for_s=40.0)
+
+    assert gives_way is ModelPhase.DRAINING
+    assert [model for _, model in crowd.world.units["u1"].loaded] == ["a"]
+    assert max(crowd.waits_s["a"]) <= 2.0, "it was not cut"
+
+
+@SOLVED_BY
+def test_turn__who_waited_leaves_while_its_model_loads__place_goes_to_others_before_it_is_ready(solver: Solver) -> None:
+    crowd = crowded("b", "c", solver=solver, load_s=15.0)
+    crowd.ask("b")
+    crowd.come({}, for_s=2.0)
+    crowd.streams.clear()
+    crowd.ask("c")
+    crowd.come({}, for_s=25.0)
+
+    assert len(crowd.waits_s["c"]) == 1
+    assert [model for _, model in crowd.world.units["u1"].loaded] == ["c"]
+
+
+@SOLVED_BY
+def test_turn__model_is_downloaded_for_long__others_have_its_place_and_it_comes_afterwards(solver: Solver) -> None:
+    crowd = crowded("a", "b", solver=solver)
+    crowd.world.units["u1"].download_s["b"] = 60.0
+    served_meanwhile = 0
+    for seed in range(10):
+        crowd.ask("b")
+        crowd.come({"a": 0.5}, for_s=6.0, seed=seed)
+        served_meanwhile += bool(crowd.world.serving("a"))
+    crowd.come({"a": 0.5, "b": 0.5}, for_s=40.0)
+
+    assert served_meanwhile >= 8
+    assert "a" not in crowd.refused
+    assert max(crowd.waits_s["a"]) <= 8.0
+    assert len(crowd.waits_s["b"]) >= 10
+
+
+@pytest.mark.parametrize(("models", "runs_s", "least_served"), [("ab", 25.0, 0.99), ("abc", 10.0, 0.75)])
+def test_turns__all_is_many_times_slower_than_units_tell__answers_come_to_their_ends(
+    models: str, runs_s: float, least_served: float
+) -> None:
+    crowd = crowded(*models, solver=MemoryGreedySolver(), runs_s=runs_s)
+    crowd.world.units["u1"].wake_s = 6.0  # it tells a tenth of a second
+
+    crowd.come(dict.fromkeys(models, 0.2), for_s=300.0)
+    crowd.come({}, for_s=200.0)
+
+    served, refused = sum(map(len, crowd.waits_s.values())), sum(crowd.refused.values())
+    assert not crowd.streams
     assert served >= least_served * (served + refused)
 
 

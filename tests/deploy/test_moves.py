@@ -84,7 +84,7 @@ def test_move__target_does_not_load_it__stays_where_it_is_and_says_so() -> None:
     world.beat(6)
     solver.homes = {"a": ("u2",)}
 
-    for _ in range(4):
+    for _ in range(6):
         world.beat()
         assert world.serving("a") == ["u1"]
 

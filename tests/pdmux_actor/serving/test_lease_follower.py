@@ -1,6 +1,8 @@
 """Leases that come in any order of loads, drains, sleeps and other weights, while streams open and end."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import Phase, given, settings
@@ -9,6 +11,7 @@ from scripted_engine import ScriptedEngine
 
 from pdmux_actor.lease import Lease, ModelAssignment, ModelPhase
 from pdmux_actor.messages import Slo
+from pdmux_actor.models.load_progress import OnProgress
 from pdmux_actor.serving.lease_follower import HeldModel, LeaseFollower
 
 MODELS = ("a", "b", "c")
@@ -98,3 +101,33 @@ def is_as_said(follower: LeaseFollower, last: NewLease) -> bool:
 @given(st.lists(ACTIONS, max_size=12), LEASES)
 def test_leases__any_one_after_the_other__the_last_one_holds_when_streams_have_ended(actions, last):
     asyncio.run(follow(actions, last))
+
+
+async def test_download__lease_names_the_model_no_more__goes_on_and_nothing_of_it_is_loaded():
+    engine, may_end = ScriptedEngine(), threading.Event()
+
+    def vocabulary(wanted: ModelAssignment, on_progress: OnProgress) -> None:
+        if wanted.model == "a":
+            on_progress(1, 10)
+            assert may_end.wait(10.0)
+
+    async def until(condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10.0):
+            while not condition():  # noqa: ASYNC110 - states that set no event
+                await asyncio.sleep(0.001)
+
+    follower = LeaseFollower(engine, vocabulary, drain_timeout_s=DRAIN_S)
+    follower.apply(as_lease(1, NewLease({"a": 1}, frozenset())))
+    await until(lambda: follower.statuses()[0].is_downloading)
+    follower.apply(as_lease(2, NewLease({"b": 1}, frozenset())))
+    await until(lambda: follower.ready("b"))
+    goes_on = [s.model for s in follower.statuses() if s.is_downloading]
+    may_end.set()
+    await until(lambda: len(follower.statuses()) == 1)
+    loaded = [call[1] for call in engine.calls if call[0] == "add"]
+    follower.apply(as_lease(3, NewLease({"a": 1}, frozenset())))
+    await until(lambda: follower.ready("a"))
+    await follower.stop()
+
+    assert goes_on == ["a"]
+    assert loaded == ["b"]
