@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +23,7 @@ from deploy.commands.plan_screen import (
     verdict,
     why_units_are_empty,
 )
+from deploy.commands.planned_turns import PlannedTurn, planned_turns
 from deploy.commands.size_options import AskedSize, Attainment, Budget, MostNodes, Price
 from deploy.commands.terminal import terminal
 from deploy.commands.told_progress import told_work
@@ -101,20 +102,28 @@ def plan(
         without = None if what_if is None else _solved(given, before, choose_meshes, deadline_s)
         bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)
         enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
-    found = planned.estimate()
-    _show_plan(console, fleet, planned, found, bound_per_s=bound_per_s, enough=enough, size=size)
+    found, turns = planned.estimate(), planned_turns(planned, fleet.gateway.hold_s)
+    _show_plan(console, fleet, planned, found, turns, bound_per_s=bound_per_s, enough=enough, size=size)
     broken = _show_broken(console, fleet)
     if without is not None:
         _show_without(console, without, _told(given, supposed))
     steps, cost = _show_steps(console, before, planned)
     if json_file is not None:
         written = plan_dict(planned, found, bound_per_s=bound_per_s, steps=steps, cost=cost, size=size)
-        write_json(json_file, {**written, "would_not_load": broken})
+        write_json(json_file, {**written, "would_not_load": broken, "turns": [turn.as_dict() for turn in turns]})
     if picture is not None and plot is not None:
         picture.draw(plot, planned, found)
         console.print(f"wrote {plot}")
-    if planned.plan.unplaced or broken or (size is not None and (size.left_out or not size.is_enough)):
+    if planned.plan.unplaced or broken or _never_loaded(turns) or (size is not None and not _is_enough(size)):
         raise typer.Exit(1)
+
+
+def _is_enough(size: FleetSize) -> bool:
+    return size.is_enough and not size.left_out
+
+
+def _never_loaded(turns: Sequence[PlannedTurn]) -> bool:
+    return any(not turn.units for turn in turns)
 
 
 def _show_plan(
@@ -122,6 +131,7 @@ def _show_plan(
     fleet: FleetFile,
     planned: PlannedFleet,
     found: FleetEstimate,
+    turns: Sequence[PlannedTurn],
     *,
     bound_per_s: float,
     enough: EnoughUnits | None,
@@ -129,8 +139,7 @@ def _show_plan(
 ) -> None:
     console.print(estimate_table(planned, found))
     if size is not None:
-        is_found = size.is_enough and not size.left_out
-        console.print(size_line(size, len(planned.models)), soft_wrap=True, style=None if is_found else "red")
+        console.print(size_line(size, len(planned.models)), soft_wrap=True, style=None if _is_enough(size) else "red")
     for line in verdict(found, planned, bound_per_s=bound_per_s, enough=enough):
         console.print(line, soft_wrap=True)
     for line in why_units_are_empty(found, planned):
@@ -138,6 +147,8 @@ def _show_plan(
     too_long = lengths_beyond_the_checkpoint(fleet.models, planned.models)
     for line in (*prompts_that_do_not_fit(planned.models), *too_long):
         console.print(line, style="yellow", soft_wrap=True)
+    for turn in turns:
+        console.print(turn.told(), style="yellow" if turn.units else "red", soft_wrap=True)
     for model, reason in planned.plan.unplaced.items():
         console.print(f"not placed: {model}: {reason}", style="red", soft_wrap=True)
 

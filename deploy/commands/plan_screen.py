@@ -52,6 +52,8 @@ def verdict(
         yield f"no plan serves more than {max(0.0, bound_per_s):.2f} requests/s within SLO"
     if worst is not None and worst.served_share < _ALL:
         why = "" if worst.meets_slo else ": no unit of this fleet meets its SLO, however little is asked of it"
+        if worst.model in planned.without_place:
+            why = ": it has no place of its own; what is served by turns is not counted"
         yield f"worst: {worst.model} with {worst.served_share:.1%}{why}"
     if enough is not None:
         units = ", ".join(f"{n} of {pool}" for pool, n in sorted(enough.of_pools.items()))

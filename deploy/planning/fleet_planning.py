@@ -14,6 +14,7 @@ from deploy.planning.profiled_costs import profiled_costs, profiles_of
 from pdmux_actor.executor.host_memory import host_memory_bytes
 from placement.estimation.plan_estimate import FleetEstimate, estimate
 from placement.estimation.problem_arrays import Estimator
+from placement.estimation.refusal import fits_alone
 from placement.estimation.served_bound import most_served, most_served_of_nodes
 from placement.launch_limits import LaunchLimits
 from placement.nodes import MESH_SIZES, NodePool
@@ -39,6 +40,13 @@ class PlannedFleet:
     units: tuple[UnitCapacity, ...]
     estimator: Estimator
     num_gpus: int
+
+    @property
+    def without_place(self) -> frozenset[str]:
+        """Returns models that may be scaled to zero and have no place: where units could hold them, they take turns."""
+        placed = self.plan.placed.union(self.plan.unplaced)
+        late = (m for m in self.models if m.min_replicas == 0 and m.model not in placed)
+        return frozenset(m.model for m in late if fits_alone(m, self.units))
 
     def estimate(self) -> FleetEstimate:
         return estimate(self.units, self.models, self.plan, self.estimator)
