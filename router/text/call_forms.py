@@ -108,12 +108,31 @@ _MINIMAX: Mapping[str, Any] = {
     "content_args": {"tag_pattern": r"<parameter name=\"(?P<key>[^\"\n]+)\">(?P<value>.*?)</parameter>"},
     "transform": _NAMED_CALL,
 }
+# Apertus writes `[{"NAME": ARGUMENTS}, ...]`: https://github.com/swiss-ai/apertus_format, docs/format.md
+APERTUS: Mapping[str, Any] = {
+    "open_pattern": r"\s*<\|tools_prefix\|>",
+    "close": "<|tools_suffix|>",
+    "repeats": True,
+    "content": "json",
+    "transform": {"type": "function", "function": {"by_name": "{content}"}},
+}
+# Keys have no quotes, texts stand between two `<escape>`: https://ai.google.dev/gemma/docs/functiongemma
+_FUNCTION_GEMMA: Mapping[str, Any] = {
+    "open_pattern": r"\s*<start_function_call>\s*call:(?P<name>[^\s\{<]+)(?=\{)",
+    "close": "<end_function_call>",
+    "repeats": True,
+    "content": "json",
+    "content_args": {"unquoted_keys": True, "string_delims": [["<escape>", "<escape>"]]},
+    "transform": _NAMED_CALL,
+}
 
 # By what a chat template says, all of it: the first that fits.
 _TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
     ((DEEPSEEK_ONE, "```json"), DEEPSEEK_FENCED),
     ((DEEPSEEK_ONE,), DEEPSEEK),
     (("<|tool_call_begin|>",), KIMI),
+    (("<|tools_prefix|>",), APERTUS),
+    (("<start_function_call>",), _FUNCTION_GEMMA),
     (("<seed:tool_call>",), _SEED),
     (("<TOOLCALL>",), _NEMOTRON),
     (("<|tool_call|>",), _GRANITE),
@@ -132,6 +151,7 @@ _ENDS: Sequence[tuple[Mapping[str, Any], str]] = (
     (DEEPSEEK_FENCED, rf"\s*{_CALLS_END}"),
     (KIMI, r"\s*<\|tool_calls_section_end\|>"),
     (_MINIMAX, r"\s*</minimax:tool_call>"),
+    (_FUNCTION_GEMMA, r"\s*<start_function_response>"),
 )
 
 

@@ -14,7 +14,8 @@ from pdmux_actor.models.demo_tokenizer import (
     build_demo_tokenizer,
     is_shape_only,
 )
-from router.text.call_forms import KIMI
+from router.text.apertus_chats import functions_of, with_apertus_calls
+from router.text.call_forms import APERTUS, KIMI
 from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
 from router.text.chat_template import ChatTemplate
@@ -66,6 +67,7 @@ class PromptEncoder:
         knows_tools = self._template is not None and self._template.knows_tools
         template = dict(tokenizer.response_template or template_for(said, knows_tools=knows_tools))
         self._names_calls_by_id = template["fields"].get(TOOL_FIELD) == KIMI
+        self._is_apertus = template["fields"].get(TOOL_FIELD) == APERTUS
         self.response_template = template if separates(template) else None
         callless = without(template, (TOOL_FIELD,))
         self.callless_template = callless if separates(callless) else None
@@ -88,6 +90,8 @@ class PromptEncoder:
         if self._template is None:
             raise TemplateRefusal("the model has none")
         told = with_kimi_ids(messages) if self._names_calls_by_id else messages
+        if self._is_apertus:
+            told, tools = with_apertus_calls(messages), functions_of(tools)
         if not self._template.knows_tools and (tools or any("tool_calls" in message for message in messages)):
             told, tools = with_tools_told(messages, tools), ()
         render = partial(

@@ -121,7 +121,7 @@ def _calls(value: object, bounded: BoundedStrings | None) -> list[CalledTool]:
     """None where any is not a call."""
     found: list[CalledTool] = []
     for item in value if isinstance(value, list) else [value]:
-        function = item.get("function", item) if isinstance(item, dict) else None
+        function = _function(item)
         for one in function if isinstance(function, list) else [function]:
             name = one.get("name", one.get("tool_name")) if isinstance(one, dict) else None
             if not isinstance(one, dict) or not isinstance(name, str):
@@ -134,8 +134,21 @@ def _calls(value: object, bounded: BoundedStrings | None) -> list[CalledTool]:
     return found
 
 
+def _function(item: object) -> object:
+    """Returns one call or several; of the form that names them by keys, `{"NAME": ARGUMENTS}`, too."""
+    function = item.get("function", item) if isinstance(item, dict) else None
+    if not isinstance(function, dict) or "by_name" not in function:
+        return function
+    named = function["by_name"]
+    if not isinstance(named, list) or not all(isinstance(one, dict) for one in named):
+        return None
+    return [{"name": name, "arguments": arguments} for one in named for name, arguments in one.items()]
+
+
 def _shown(value: object) -> str:
     function = value.get("function") if isinstance(value, dict) else value
+    if isinstance(function, dict) and "by_name" in function:
+        function = function["by_name"]
     return _escaped(function if isinstance(function, str) else json.dumps(function, ensure_ascii=False))
 
 

@@ -23,9 +23,16 @@ _ANCHORS: Sequence[str] = (
     "<seed:bos>assistant\n",
     "]~b]ai\n",
     "<|im_assistant|>assistant<|im_middle|>",
+    "<|assistant_start|>",
+    "<start_of_turn>model\n",
 )
 _END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<\uff5cend▁of▁sentence\uff5c>)"
-_THOUGHTS = (("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<think>", "</think>"))
+_THOUGHTS = (
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<think>", "</think>"),
+)
 
 
 def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, Any]:

@@ -40,6 +40,14 @@ KIMI = (
     "<|im_assistant|>assistant<|im_middle|>"
 )
 
+APERTUS = (
+    "{% if tools %}{% for tool in tools %}{{ '// ' + tool.description + tool.name }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant_start|>{% if 'content' in m %}{{ m.content }}"
+    "{% else %}{{ raise_exception('Invalid assistant message') }}{% endif %}{% if m.tool_calls %}<|tools_prefix|>["
+    "{% for c in m.tool_calls %}{{ '{\"' + c.function.name + '\": ' + c.function.arguments + '}' }}{% endfor %}]"
+    "<|tools_suffix|>{% endif %}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}<|assistant_start|>"
+)
+
 
 @pytest.fixture
 async def talk(serve, tmp_path: Path):
@@ -127,3 +135,36 @@ async def test_kimi__calls_are_sent_back_under_ids_of_ours__its_template_shows_t
     assert said.replace("functions.weather:0", "functions.weather:1") in prompt_of(sdk)
     for number, degrees in enumerate((21, 30)):
         assert f"## Return of functions.weather:{number}\n{degrees} degrees" in prompt_of(sdk)
+
+
+async def test_apertus__calls_by_names_as_keys__second_turn_has_them_and_tools_are_told_as_functions(talk) -> None:
+    sdk = await talk(APERTUS, 'See.<|tools_prefix|>[{"weather": {"city": "Paris"}}, {"clock": {}}]<|tools_suffix|>')
+    reply = await sdk.chat.completions.create(model=MODEL, messages=TOLD, tools=[WEATHER])
+
+    message = reply.choices[0].message
+    assert message.content == "See."
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls] == [
+        ("weather", {"city": "Paris"}),
+        ("clock", {}),
+    ]
+    assert prompt_of(sdk).startswith("// weather<user>Weather?")
+    assert '<|tools_prefix|>[{"weather": {"city": "Paris"}}]<|tools_suffix|><tool>21 degrees' in prompt_of(sdk)
+
+
+async def test_apertus__what_is_in_its_marks_and_no_calls__is_text(talk) -> None:
+    sdk = await talk(APERTUS, "<|tools_prefix|>[1]<|tools_suffix|>")
+    reply = await sdk.chat.completions.create(model=MODEL, messages=TOLD[:1], tools=[WEATHER])
+
+    assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == ("[1]", None)
+
+
+async def test_function_gemma__texts_between_escapes__arguments_are_json(talk) -> None:
+    said = "<start_function_call>call:weather{city:<escape>Paris, {TX}<escape>,days:2}<end_function_call>"
+    sdk = await talk("{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<start_function_call>", said)
+    reply = await sdk.chat.completions.create(model=MODEL, messages=TOLD[:1], tools=[WEATHER])
+
+    (call,) = reply.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Paris, {TX}", "days": 2},
+    )

@@ -191,6 +191,18 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             "<|tool_call_end|><|tool_calls_section_end|>",
             ("Hi.", "Hm.", ["f", "g.h"]),
         ),
+        (
+            "<|assistant_start|> <|inner_prefix|> <|tools_prefix|>",
+            '<|inner_prefix|>Hm.<|inner_suffix|>Hi.<|tools_prefix|>[{"f": {"of": [{"a": {}}, {"b": 1}]}}, {"g": {}}]'
+            "<|tools_suffix|>",
+            ("Hi.", "Hm.", ["f", "g"]),
+        ),
+        (
+            "<start_of_turn> <start_function_call>",
+            '<start_function_call>call:f{x:<escape>{a:1}, "b"<escape>,n:[1,2],o:{deep:true}}<end_function_call>'
+            "<start_function_call>call:g{}<end_function_call><start_function_response>",
+            ("", "", ["f", "g"]),
+        ),
         ("[/INST] [THINK]", "[THINK]Hm.[/THINK]Hi.", ("Hi.", "Hm.", [])),
         ("<|im_start|><think>", "no mark </think> closes nothing", ("no mark </think> closes nothing", "", [])),
     ],

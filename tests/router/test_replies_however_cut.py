@@ -108,6 +108,14 @@ FAMILIES = {
         "<|tool_call_begin|>functions.f:",
         "<|tool_calls_section_end|>",
     ],
+    "<|tools_prefix|>": ["<|tools_prefix|>", '[{"f": {"x": "é"}}, {"g": {}}]', "[1]", "<|tools_suffix|>"],
+    "<start_function_call>": [
+        "<start_function_call>call:f{x:<escape>é<escape>,n:1}<end_function_call>",
+        "<start_function_call>",
+        "call:g{}",
+        "<end_function_call>",
+        "<start_function_response>",
+    ],
     "<|tool_call|>": ["<|tool_call|>", '[{"name": "f", "arguments": {}}]', "<|end_of_text|>"],
     "<TOOLCALL>": ["<TOOLCALL>", '[{"name": "f", "arguments": {}}]', "</TOOLCALL>"],
 }
