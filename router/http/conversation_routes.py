@@ -16,6 +16,7 @@ from router.openai.foreign_body import decoded
 from router.responses.conversation_bodies import ConversationBody, ConversationChange, ConversationItems
 from router.responses.conversations import Conversations
 from router.responses.response_store import ResponseStore
+from router.responses.responses_body import told_items
 from router.responses.schemas import ConversationDeleted, ConversationSchema, ItemList, ItemSchema
 from router.serving.gateway import Gateway
 
@@ -54,7 +55,7 @@ def _add_conversations(app: FastAPI, asked: _Asked) -> None:
     async def create_conversation(request: Request) -> Response:
         conversations = asked.conversations(request)
         body = await asked.body(request, ConversationBody)
-        return json_of((await conversations.create(body.items or [], body.metadata or {})).shown())
+        return json_of((await conversations.create(told_items(body.items or []), body.metadata or {})).shown())
 
     @app.get("/v1/conversations/{conversation_id}", **responses_of(ConversationSchema, 404, 503))
     async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
@@ -86,7 +87,7 @@ def _add_items(app: FastAPI, asked: _Asked) -> None:
     async def create_items(conversation_id: str, request: Request) -> Response:
         conversations = asked.conversations(request)
         body = await asked.body(request, ConversationItems)
-        return listed(await conversations.add(conversation_id, body.items), has_more=False)
+        return listed(await conversations.add(conversation_id, told_items(body.items)), has_more=False)
 
     @app.get(path, **responses_of(ItemList, 400, 404, 503))
     async def list_items(conversation_id: str, request: Request) -> Response:

@@ -1,6 +1,7 @@
 """POST /v1/responses: the body, read into fixed types in a time that its bytes bound."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -58,6 +59,11 @@ ItemType = Literal[
     "custom_tool_call_output",
     "reasoning",
 ]
+# Of tools that OpenAI runs: in a conversation that began there, and left out as its tools are.
+_OfOpenAI = Literal[
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools"
+]
+_OF_OPENAI = frozenset(get_args(_OfOpenAI))
 
 
 class InputItem(msgspec.Struct, gc=False):
@@ -65,7 +71,7 @@ class InputItem(msgspec.Struct, gc=False):
     each uses some of the fields.
     """
 
-    type: Literal[ItemType, "item_reference"] = "message"
+    type: Literal[ItemType, _OfOpenAI, "item_reference"] = "message"
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: str | list[InputPart] | None = None
@@ -185,6 +191,8 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     """Raises InvalidRequest."""
     read = decoded(body, ResponsesBody)
     items = [] if isinstance(read.input, str) else read.input
+    if items:
+        read.input = told_items(items)
     if not read.input or len(items) > MAX_MESSAGES:
         message = f"'input' must be text that is not empty, or a list of 1 to {MAX_MESSAGES} items."
         raise InvalidRequest(message, param="input")
@@ -192,3 +200,8 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     if parts > MAX_CONTENT_PARTS:
         raise InvalidRequest(f"The input has {parts} parts; it may have {MAX_CONTENT_PARTS}.", param="input")
     return read
+
+
+def told_items(items: Sequence[InputItem]) -> list[InputItem]:
+    """Leaves out calls of tools that OpenAI runs."""
+    return [item for item in items if item.type not in _OF_OPENAI]

@@ -99,7 +99,7 @@ async def test_conversation__what_is_no_conversation_item_or_turn_of_one__is_ref
     answer = await sdk.responses.create(**BODY, input="x")
     refused = {
         "conversation": sdk.responses.create(**BODY, input="x", conversation=made.id, previous_response_id=answer.id),
-        "items[0].type": sdk.conversations.create(items=[{"type": "web_search_call", "id": "x"}]),
+        "items[0].type": sdk.conversations.create(items=[{"type": "computer_call", "id": "x"}]),
         "item": sdk.conversations.create(extra_body={"item": []}),
         "order": sdk.conversations.items.list(made.id, order="up"),
     }

@@ -242,7 +242,7 @@ async def test_response__allowed_tools__model_is_told_of_these_only(talk) -> Non
     ("body", "param", "says"),
     [
         ({"input": []}, "input", "1 to"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", "web_search_call"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type", "computer_call"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type",

@@ -79,6 +79,22 @@ async def test_custom_tool__is_called__item_has_its_text(talk, stream) -> None:
     assert (text.type, call.type, call.name, call.input) == ("message", "custom_tool_call", "apply_patch", TEXT)
 
 
+async def test_response__history_has_calls_of_tools_that_openai_runs__they_are_left_out(talk) -> None:
+    sdk = await talk("Sunny.")
+    user = {"role": "user", "content": "Weather?"}
+    searched = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+    ran = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": "c", "outputs": None}
+    listed = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "s", "tools": []}
+    response = await sdk.responses.create(model=MODEL, input=[user, searched, ran, listed, user])
+    conversation = await sdk.conversations.create(items=[searched, user])
+
+    assert response.output_text == "Sunny."
+    assert bytes(sdk.unit.requests[-1].prompt_token_ids).decode().count("Weather?") == 2
+    assert [item.type for item in (await sdk.conversations.items.list(conversation.id)).data] == ["message"]
+    with pytest.raises(openai.BadRequestError, match="'input' must be"):
+        await sdk.responses.create(model=MODEL, input=[searched])
+
+
 async def test_response__of_openais_own_services__null_changes_nothing_and_a_value_is_refused(talk) -> None:
     sdk = await talk("Sunny.")
     nothing = dict.fromkeys(("conversation", "moderation", "prompt", "background"))
