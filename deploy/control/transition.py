@@ -257,7 +257,8 @@ class _Attempt:
         blocks = self._blocks_with(step.unit_id, {step.model: step.quota_blocks})
         held = frozenset({*self._held[step.unit_id], step.model})
         leaving = self._fleet.lingering(step.unit_id) - held
-        has_memory = leaving <= self._sized and self._fits(step.unit_id, held | leaving)
+        going = self._held[step.unit_id].keys() - self._comes_to.get(step.unit_id, set())  # asleep ones: size unknown
+        has_memory = leaving | going <= self._sized and self._fits(step.unit_id, held | leaving)
         return has_memory and blocks <= self._fleet.total_blocks(step.unit_id)
 
     def _blocks_with(self, unit_id: str, quotas: Mapping[str, int]) -> int:

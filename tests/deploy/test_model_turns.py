@@ -283,6 +283,18 @@ def test_turn__who_waited_leaves_while_its_model_loads__place_goes_to_others_bef
     assert [model for _, model in crowd.world.units["u1"].loaded] == ["c"]
 
 
+def test_place__its_model_falls_asleep_before_one_that_was_asked_for_later__memory_holds_one_at_a_time() -> None:
+    crowd = crowded("a", "b", solver=MemoryGreedySolver())
+    crowd.ask("a")
+    crowd.come({}, for_s=2.5)
+    crowd.ask("b")
+    crowd.come({}, for_s=0.5)
+    crowd.streams.clear()
+    crowd.come({}, for_s=310.0)  # the fleet's model fails on a lease that names more than fits
+
+    assert crowd.world.serving("a") == []
+
+
 @SOLVED_BY
 def test_turn__model_is_downloaded_for_long__others_have_its_place_and_it_comes_afterwards(solver: Solver) -> None:
     crowd = crowded("a", "b", solver=solver)
