@@ -201,6 +201,7 @@ class ModelLoadFailed(RouterError):
     """No unit has the model ready or is about to: it has failed to load, and a wait would be in vain."""
 
     def __init__(self, *, model: str, reason: str, retry_after_s: int) -> None:
+        reason = reason.removeprefix(f"model {model!r} does not load: ")  # as a unit's error begins
         super().__init__(
             f"The model {model!r} does not load: {reason.rstrip('.')}. `muxfleet status` tells its state, the logs of "
             f"units the rest; once that is mended, retry in {retry_after_s} s.",

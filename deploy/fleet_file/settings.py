@@ -186,7 +186,8 @@ class GatewaySection(Section):
     """Requests of one model that may wait in one gateway replica; more are answered 429 with Retry-After."""
     hold_s: PositiveFloat = 30.0
     """How long a request waits for its turn (then 429) or for its model to become ready (then 503), unless it brings a
-    target of its own. Models that take turns come round twice in that time."""
+    target of its own. Models that take turns come round in that time as far as loads leave it; an answer that has
+    begun waits ten times as long for its next turn."""
     unit_suspect_s: PositiveFloat = 3.0
     """The streams of a unit that says nothing for so long go on on other units that can serve them."""
     unit_lost_s: PositiveFloat = 10.0

@@ -13,7 +13,7 @@ from router.limits import GatewayLimits
 from router.view import FleetView
 
 MODEL = "demo/bytes"
-REASON = "model.safetensors is cut short; copy it again"
+REASON = "model 'demo/bytes' does not load: model.safetensors is cut short; copy it again"
 
 
 def view_with(served, *phases: ModelPhase, problem: str = "", adapter_of: str | None = None) -> FleetView:
@@ -52,7 +52,7 @@ async def test_model__does_not_load__requests_that_wait_are_told_why_at_once(ser
 
     assert time.monotonic() - began_s < 10
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_load_failed")
-    assert REASON in reply.json()["error"]["message"]
+    assert reply.json()["error"]["message"].startswith(f"The {REASON}.")
     assert "muxfleet status" in reply.json()["error"]["message"]
     assert reply.headers["x-should-retry"] == "false"
     assert int(reply.headers["retry-after"]) > 0
