@@ -129,7 +129,7 @@ $(AXE): tests/console/package.json tests/console/package-lock.json
 	@touch $@
 
 CLIENTS := .clients
-CLIENT_STAMPS := $(patsubst %,$(CLIENTS)/%/installed.stamp,agents frameworks libraries guidellm aiperf vercel)
+CLIENT_STAMPS := $(patsubst %,$(CLIENTS)/%/installed.stamp,agents frameworks libraries llm guidellm aiperf vercel)
 
 test-clients: venv $(CLIENT_STAMPS) ## Clients of others against a fleet with trained weights; ARGS="-k stream" narrows it
 	@$(BIN)/python tests/clients/against_one_fleet.py $(ARGS)

@@ -24,6 +24,7 @@ FILES: Mapping[str, Sequence[str]] = {
     "agents": ("test_langchain.py", "test_pydantic_ai.py"),
     "frameworks": ("test_haystack.py", "test_openai_agents.py", "test_smolagents.py"),
     "libraries": ("test_instructor.py", "test_litellm.py", "test_llama_index.py"),
+    "llm": ("test_llm.py",),
     "guidellm": ("test_guidellm.py",),
     "aiperf": ("test_aiperf.py",),
 }

@@ -24,6 +24,7 @@ NEEDED = {
     "test_langchain.py": "langchain_openai",
     "test_litellm.py": "litellm",
     "test_llama_index.py": "llama_index",
+    "test_llm.py": "llm",
     "test_openai_agents.py": "agents",
     "test_pydantic_ai.py": "pydantic_ai",
     "test_smolagents.py": "smolagents",
