@@ -71,7 +71,9 @@ class BatchService:
             reason = f"the store has not answered within {timeout_s:.0f} s"
             raise BatchesUnavailable(reason=reason, retry_after_s=_RETRY_S) from error
         except OSError as error:
-            raise BatchesUnavailable(reason=str(error), retry_after_s=_RETRY_S) from error
+            logger.error("the store of files and batches fails", extra={"reason": str(error)})
+            reason = error.strerror or type(error).__name__  # where things lie here is for the log only
+            raise BatchesUnavailable(reason=reason, retry_after_s=_RETRY_S) from error
 
     async def run(self) -> None:
         """Opens the store, which may have to wait for somebody who mends it, and works. Cancel it."""
@@ -88,7 +90,7 @@ class BatchService:
                 store = await self._threads.call(ObjectStore, self.settings.url)
                 break
             except StoreUnusable as error:
-                self._reason = str(error)
+                self._reason = "the gateway's log says why"
                 logger.error("files and batches cannot be kept", extra={"reason": self._reason})
                 await asyncio.sleep(_RETRY_S)
         self._files, self._batches = KeptFiles(store), KeptBatches(store)

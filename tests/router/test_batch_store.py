@@ -29,7 +29,7 @@ async def test_batch__behind_a_url_whose_files_come_in_ranges__is_done(start, bu
     assert read.content == data
 
 
-async def test_files__store_is_out_of_reach_for_a_while__503_then_served(start, bucket, monkeypatch) -> None:
+async def test_files__store_is_out_of_reach_for_a_while__503_that_names_no_place_of_ours(start, bucket, monkeypatch, caplog) -> None:
     monkeypatch.setattr("router.batches.batch_service._RETRY_S", 0.05)
     bucket.is_down = True
     async with (
@@ -38,7 +38,7 @@ async def test_files__store_is_out_of_reach_for_a_while__503_then_served(start, 
     ):
         async with asyncio.timeout(30):
             reply = await http.get("/v1/files")
-            while "LibraryError" not in reply.json()["error"]["message"]:
+            while "the gateway's log says why" not in reply.json()["error"]["message"]:
                 await asyncio.sleep(0.02)
                 reply = await http.get("/v1/files")
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "batches_unavailable")
@@ -50,6 +50,8 @@ async def test_files__store_is_out_of_reach_for_a_while__503_then_served(start, 
         batch = await replica.ended((await replica.send(jsonl(line(1)))).id)
 
     assert (lost.status_code, lost.json()["error"]["code"]) == (503, "batches_unavailable")
+    assert not [told for told in (reply.text, lost.text) if "LibraryError" in told or "://" in told]
+    assert "LibraryError" in "".join(getattr(record, "reason", "") for record in caplog.records)
     assert batch.status == "completed"
 
 
