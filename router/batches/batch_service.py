@@ -89,7 +89,7 @@ class BatchService:
             try:
                 store = await self._threads.call(ObjectStore, self.settings.url)
                 break
-            except StoreUnusable as error:
+            except StoreUnusable:
                 self._reason = "the gateway's log says why"
                 logger.error("files and batches cannot be kept", extra={"reason": self._reason})
                 await asyncio.sleep(_RETRY_S)

@@ -29,7 +29,9 @@ async def test_batch__behind_a_url_whose_files_come_in_ranges__is_done(start, bu
     assert read.content == data
 
 
-async def test_files__store_is_out_of_reach_for_a_while__503_that_names_no_place_of_ours(start, bucket, monkeypatch, caplog) -> None:
+async def test_files__store_is_out_of_reach_for_a_while__503_that_names_no_place_of_ours(
+    start, bucket, monkeypatch, caplog
+) -> None:
     monkeypatch.setattr("router.batches.batch_service._RETRY_S", 0.05)
     bucket.is_down = True
     async with (

@@ -271,7 +271,7 @@ class CudaRunner:
         batch = bucket.order.of(launch.sequences)
         rows = bucket.sampling(batch)
         key = GraphKey(model=launch.model, bucket=bucket.size, sms=sms, part=LOGITS, first_sm=first_sm)
-        if any(sequence.adapter is not None for sequence in batch):
+        if bucket.order.has_adapters:
             # Which adapters a step reads is another each time: it is not captured.
             forward: Step = partial(bucket.forward, sms, _adapters(model, (), batch))
         else:
@@ -302,7 +302,7 @@ class CudaRunner:
         for _ in range(launch.steps):
             step.compute_logits()
             sample()
-        bucket.leave(batch, launch.ahead + launch.steps)
+        bucket.leave(launch.steps)
         sampled = to_host(bucket.sampled[: launch.steps])
         return partial(read_plain, sampled, batch, launch.sequences)
 
@@ -317,7 +317,7 @@ class CudaRunner:
             sample = sample_with_reports(bucket.logits, bucket.parameters, step.rows, eos_token_ids, earlier)
             bucket.advance(sample.token_ids)
             samples.append(sample)
-        bucket.leave(batch, launch.steps)
+        bucket.leave(launch.steps)
         on_host = [sample_to_host(sample) for sample in samples]
         alternatives = step.rows.num_alternatives
 

@@ -55,7 +55,9 @@ class DecodeBucket:
         self._places = torch.arange(0, size * max_rows, max_rows, dtype=torch.int32, device=device)
         self.sampled = torch.zeros(MAX_STEPS, size, dtype=torch.int32, device=device)
         self._sampling: tuple[Sequence[TokenSequence], SamplingRows] | None = None
-        self._left: tuple[Sequence[TokenSequence], list[int]] | None = None  # sequences and tokens known of each
+        self._left: tuple[Sequence[TokenSequence], npt.NDArray[np.int64]] | None = None
+        """Sequences, and the tokens known of each once what is enqueued has ended."""
+        self._loaded: tuple[Sequence[TokenSequence], npt.NDArray[np.int64]] = (), np.zeros(0, dtype=np.int64)
 
     def sampling(self, sequences: Sequence[TokenSequence]) -> SamplingRows:
         """Returns the sampling of a launch, padded to the bucket."""
@@ -79,10 +81,12 @@ class DecodeBucket:
         """
         assert steps <= MAX_STEPS, f"a launch of {steps} steps; buffers hold {MAX_STEPS}"
         left, self._left = self._left, None  # nobody knows what a launch that fails leaves
-        num_tokens = [len(sequence.token_ids) + ahead for sequence in sequences]
+        num_tokens = np.fromiter([len(sequence.token_ids) for sequence in sequences], dtype=np.int64) + ahead
+        self._loaded = sequences, num_tokens
         try:
             arrays = self._row_arrays(sequences, num_tokens, steps, row_table)
-            if sampling.is_plain and self.goes_on and left == (sequences, num_tokens):
+            goes_on = left is not None and left[0] == sequences and np.array_equal(left[1], num_tokens)
+            if sampling.is_plain and self.goes_on and goes_on:
                 self._inputs["step"].zero_()
             else:
                 assert not ahead, "the tokens that it goes on with are on the device only"
@@ -92,16 +96,17 @@ class DecodeBucket:
             self._held_rows.forget()
             raise
 
-    def leave(self, sequences: Sequence[TokenSequence], steps: int) -> None:
-        """All steps of a launch are enqueued: their last tokens and positions are what another one may go on with.
-        `steps` are all that are on their way.
+    def leave(self, steps: int) -> None:
+        """All `steps` steps of what was loaded last are enqueued: their last tokens and positions are what another
+        launch may go on with.
         """
-        self._left = sequences, [len(sequence.token_ids) + steps for sequence in sequences]
+        sequences, num_tokens = self._loaded
+        self._left = sequences, num_tokens + steps
 
     def _row_arrays(
         self,
         sequences: Sequence[TokenSequence],
-        num_tokens: Sequence[int],
+        num_tokens: npt.NDArray[np.int64],
         steps: int,
         row_table: npt.NDArray[np.int64],
     ) -> dict[str, npt.NDArray[np.generic]]:
@@ -109,22 +114,22 @@ class DecodeBucket:
         new = self._held_rows.take(sequences)
         tokens_per_row = self._kv.tokens_per_row
         self._check_sent(new, num_tokens, row_table)
-        begun = _begun_rows(self._held_rows.table, np.array(num_tokens, dtype=np.int64) - 1, steps, tokens_per_row)
-        arrays = dict[str, npt.NDArray[np.generic]]()
+        begun = _begun_rows(self._held_rows.table, num_tokens - 1, steps, tokens_per_row)
+        arrays: dict[str, npt.NDArray[np.generic]] = {}
         if len(new.places):
             arrays |= {"row_places": new.places, "new_rows": new.rows}
         if len(begun):
             arrays |= {"begun_rows": begun, "begun_blocks": row_table[begun].astype(np.int32)}
         return arrays
 
-    def _check_sent(self, new: NewRows, num_tokens: Sequence[int], row_table: npt.NDArray[np.int64]) -> None:
+    def _check_sent(self, new: NewRows, num_tokens: npt.NDArray[np.int64], row_table: npt.NDArray[np.int64]) -> None:
         """Rows that hold a context were sent by whoever wrote to them first. A measurement gives sequences a context
         that was never computed: its rows are sent here.
         """
         if not len(new.places):
             return
         # The row of the token that comes next may be begun by this launch.
-        num_read = -(-(np.array(num_tokens, dtype=np.int64) - 1) // self._kv.tokens_per_row)
+        num_read = -(-(num_tokens - 1) // self._kv.tokens_per_row)
         place, row = np.divmod(new.places, self._held_rows.max_rows)
         read = new.rows[row < num_read[place]]
         if not self._kv.on_device[read].all():
@@ -215,6 +220,6 @@ def _begun_rows(
     table: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], steps: int, tokens_per_row: int
 ) -> npt.NDArray[np.int64]:
     """Rows, of sequences' rows in `table`, whose first token one of the next `steps` steps writes."""
-    first, last = -(-positions // tokens_per_row), (positions + steps - 1) // tokens_per_row
-    begun = [table[place, first[place] : last[place] + 1] for place in np.flatnonzero(last >= first)]
+    before, last = (positions - 1) // tokens_per_row, (positions + steps - 1) // tokens_per_row
+    begun = [table[place, before[place] + 1 : last[place] + 1] for place in np.flatnonzero(last > before)]
     return np.concatenate(begun).astype(np.int64) if begun else np.zeros(0, dtype=np.int64)

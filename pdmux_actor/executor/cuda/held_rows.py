@@ -37,17 +37,18 @@ class HeldRows:
 
     def take(self, sequences: Sequence[TokenSequence]) -> NewRows:
         """Returns what differs from the call before, place by place, and counts as sent from now on."""
+        held_rows = [sequence.rows for sequence in sequences]
+        if self._known[: len(sequences)] == held_rows:
+            return _NOTHING_NEW
         firsts, added = list[int](), list[list[int]]()
-        for place, sequence in enumerate(sequences):
-            known, held = self._known[place], sequence.rows
+        for place, held in enumerate(held_rows):
+            known = self._known[place]
             if known == held:
                 continue
             first = len(known) if held[: len(known)] == known else 0
             self._known[place] = held.copy()
             firsts.append(place * self.max_rows + first)
             added.append(held[first:] if first else held)
-        if not added:
-            return _NOTHING_NEW
         counts = np.array([len(rows) for rows in added])
         # One array of all lists: an array for each costs a large batch more than all that it holds.
         rows = np.fromiter(chain.from_iterable(added), dtype=np.int32, count=counts.sum())

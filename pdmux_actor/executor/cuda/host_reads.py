@@ -17,6 +17,8 @@ class BatchOrder:
     def __init__(self) -> None:
         self._launched: Batch = ()
         self._ordered: Batch = ()
+        self.has_adapters = False
+        """Whether a sequence of the last answer has one."""
 
     def of(self, sequences: Batch) -> Batch:
         """Returns the same sequences, without gaps: those that are new, or were beyond the end of this batch, take the
@@ -30,6 +32,7 @@ class BatchOrder:
         others = iter([sequence for sequence in sequences if sequence in here])
         ordered = [next(others) if sequence is None else sequence for sequence in kept]
         self._launched, self._ordered = sequences, (*ordered, *others)
+        self.has_adapters = any(sequence.adapter is not None for sequence in sequences)
         return self._ordered
 
 
