@@ -328,7 +328,7 @@ class ControlLoop:
     def _ask_for_plan(self, requests: PlanRequests, why: str, now_s: float) -> None:
         if requests.may_ask(now_s):
             self._why, task = None, self._task(now_s)
-            requests.ask(replace(task, needs=replace(task.needs, turn=self._turns.turn)), why, now_s)
+            requests.ask(replace(task, needs=self._turns.applied_to(task.needs)), why, now_s)
 
     def _task(self, now_s: float) -> PlanTask:
         known = self._model_needs()

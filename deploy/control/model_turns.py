@@ -1,13 +1,13 @@
 """Lets models take turns where units hold fewer than are asked for: who waits for a place, and who may give one up."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.control.change_times import ChangeTimes
 from deploy.control.control_rules import ControlRules
 from deploy.control.flight_recorder import FlightRecorder
 from deploy.control.model_needs import ModelNeeds
-from deploy.control.plan_choice import PlaceTurn
+from deploy.control.plan_choice import Needs, PlaceTurn
 from deploy.control.transition import Transition
 from pdmux_actor.lease import ModelPhase, UnitReport
 
@@ -89,6 +89,11 @@ class ModelTurns:
         waited_s = now_s - self._waits_since_s[first]
         self._given_s = max(turn_s, _FINISH_SHARE * (rules.hold_s - load_s) - waited_s)
         return f"{', '.join(self.turn.waiting)} waited for a place, {first} {waited_s:.0f} s"
+
+    def applied_to(self, needs: Needs) -> Needs:
+        """Returns them with whose turn it is; places that are free are for those who have waited longest."""
+        order = sorted(needs.latecomers, key=lambda m: self._waits_since_s.get(m, float("inf")))
+        return replace(needs, turn=self.turn, latecomers=tuple(order))
 
     def give_way(self, models: Sequence[str], now_s: float) -> str:
         """Notes that these leave, for those whose turn it is if it is anybody's, and says so."""

@@ -27,9 +27,9 @@ class PlaceTurn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """Holds what is planned for. Of models that may be scaled to zero, `guests` have a place, used longest ago first,
-    and `latecomers` have none, asked for most first: where there is not room for all, a latecomer gets one only by
-    `turn`. `sleepers` are guests that nobody has used lately. Models of `unknown` shape are not planned for, and stay
-    where they are.
+    and `latecomers` have none, in order those that have waited longest, then those that are asked for most: where there
+    is not room for all, a latecomer gets one only by `turn`. `sleepers` are guests that nobody has used lately. Models
+    of `unknown` shape are not planned for, and stay where they are.
     """
 
     units: tuple[UnitCapacity, ...]

@@ -58,7 +58,8 @@ class Crowd:
 
     def _go_on(self, stream: Stream, now_s: float) -> None:
         homes = self.world.serving(stream.model)
-        if stream.unit_id is not None and stream.model not in self.world.units[stream.unit_id].phases:
+        unit = self.world.units.get(stream.unit_id or "")
+        if stream.unit_id is not None and (unit is None or stream.model not in unit.phases):
             stream.unit_id, stream.waits_since_s = None, now_s
         elif stream.unit_id is not None:
             stream.left_s -= HEARTBEAT_S

@@ -296,6 +296,24 @@ def test_place__its_model_falls_asleep_before_one_that_was_asked_for_later__memo
 
 
 @SOLVED_BY
+def test_unit__comes_in_place_of_one_that_was_lost__whose_requests_have_waited_longest_is_there_first(
+    solver: Solver,
+) -> None:
+    crowd = crowded("a", "b", solver=solver)
+    crowd.come({"a": 1.0}, for_s=20.0)
+    crowd.ask("b")
+    crowd.come({"a": 1.0}, for_s=0.5)
+    lost = crowd.world.units["u1"]
+    crowd.world.kill_unit("u1")
+    crowd.come({"a": 1.0}, for_s=20.0)
+    crowd.world.start_unit(memory_bytes=lost.memory_bytes)
+    crowd.come({"a": 1.0}, for_s=4.0)
+
+    assert crowd.waits_s.get("b")
+    assert not crowd.refused
+
+
+@SOLVED_BY
 def test_turn__model_is_downloaded_for_long__others_have_its_place_and_it_comes_afterwards(solver: Solver) -> None:
     crowd = crowded("a", "b", solver=solver)
     crowd.world.units["u1"].download_s["b"] = 60.0
