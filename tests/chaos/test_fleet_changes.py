@@ -14,7 +14,7 @@ import psutil
 import pytest
 from chaos_faults import unit_ids, until_well
 from chaos_fleet_file import fleet_of
-from chaos_load import Load
+from chaos_load import MODELS, Load
 from fleet_process import FleetProcess, command_line
 from fleet_watch import through, until_replaced
 from ray_nodes import RayNode, RayNodes, ray_nodes
@@ -135,14 +135,20 @@ def test_gateway_setting__changed__replaces_gateways_and_neither_control_loop_no
 
     async def change() -> None:
         file = fleet.file(gateway={"hold_s": 91})
+        asking = asyncio.create_task(ended_in_background(fleet.process.url, is_replaced))
         assert "restarts the gateways, one after the other" in await fleet.muxfleet("apply", "--restart", str(file))
         await until_replaced(lambda: fleet.pids("ServeReplica:gateway:Gateway"), gateways)
+        is_replaced.set()
+        ended.extend(await asking)
 
+    is_replaced, ended = asyncio.Event(), list[str]()
     gateways, before = fleet.pids("ServeReplica:gateway:Gateway"), others()
     watch = through(fleet.process, load, change, "gateway setting", capsys, units=UNITS)
 
     assert others() == before
     assert watch.fewest == 2
+    assert len(ended) > 4
+    assert set(ended) == {"incomplete"}  # all the tokens that were asked for
 
 
 @controller_lives_or_dies
@@ -240,3 +246,22 @@ async def told_by(fleet: Changed) -> dict[str, Any]:
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
         response = await http.get(f"{fleet.process.url}/fleet")
         return dict(response.json()) if response.status_code == 200 else {}
+
+
+async def ended_in_background(url: str, is_over: asyncio.Event) -> list[str]:
+    """Asks for responses in the background, one each second until then; returns how they ended."""
+    asked: list[str] = []
+    found: list[str] = []
+    body = {"model": MODELS[0], "input": "A story.", "background": True, "max_output_tokens": 150}
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http, asyncio.timeout(PATIENCE_S):
+        while not is_over.is_set():
+            asked.append((await http.post("/v1/responses", json=body)).json()["id"])
+            await asyncio.sleep(1.0)
+        for response_id in asked:
+            while True:
+                status = (await http.get(f"/v1/responses/{response_id}")).json()["status"]
+                if status not in ("queued", "in_progress"):
+                    break
+                await asyncio.sleep(0.1)
+            found.append(status)
+    return found
