@@ -76,9 +76,10 @@ def allows_open_ray() -> bool:
     return os.environ.get("MUXFLEET_ALLOW_OPEN_RAY") == "1"
 
 
-def asks_for_compiled_modules() -> bool:
-    """MUXFLEET_COMPILED=1: what `muxfleet compile` has compiled runs in place of its Python."""
-    return os.environ.get("MUXFLEET_COMPILED") == "1"
+def asks_for_compiled_modules() -> bool | None:
+    """MUXFLEET_COMPILED=1: what `muxfleet compile` has compiled runs in place of its Python. None: it is not set."""
+    value = os.environ.get("MUXFLEET_COMPILED")
+    return None if value is None else value == "1"
 
 
 def with_temporary_files_in(folder: Path) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from muxfleet.lean_serve import leave_pandas_out
 from muxfleet.own_packages import claim, packages_folder
 
 _INTERRUPTED = 130
+_SIMULATIONS = (["simulate"], ["compare"])  # run what was compiled without being asked to
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
         leave_pandas_out()
         from deploy.compilation.compiled_modules import prefer_compiled_modules
 
-        prefer_compiled_modules()
+        prefer_compiled_modules(by_default=sys.argv[1:2] in _SIMULATIONS)
         from deploy.cli import main as run
 
         run()

@@ -35,8 +35,8 @@ class GuardCell(NamedTuple):
     def of(cls, decode_sms: int, beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> "GuardCell":
         return cls(
             decode_sms=decode_sms,
-            prefill_new=power_of_four(sum(chunk.new_tokens for chunk in beside)),
-            prefill_reused=power_of_four(sum(chunk.context_tokens for chunk in beside)),
+            prefill_new=power_of_four(sum([chunk.new_tokens for chunk in beside])),
+            prefill_reused=power_of_four(sum([chunk.context_tokens for chunk in beside])),
             decode_batch=power_of_four(len(context_tokens)),
             decode_reused=power_of_four(sum(context_tokens)),
         )
@@ -96,6 +96,7 @@ class ContentionGuard:
         self._prior = prior
         self._grid = dict(grid or {})
         self._seen: dict[GuardCell, deque[float]] = {}
+        self._learned: dict[GuardCell, float] = {}  # what those say
         self._by_share: dict[GuardCell, SlowdownsByShare] = {}  # by cells on no share
         self._moved = 0
 
@@ -106,7 +107,8 @@ class ContentionGuard:
 
     def slowdown(self, cell: GuardCell) -> float:
         """Returns the slowdown of decode, at least 1."""
-        return worst_of(self._seen.get(cell, ()), self._grid.get(cell, self._prior))
+        learned = self._learned.get(cell)
+        return self._grid.get(cell, self._prior) if learned is None else learned
 
     def by_share(self, beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> SlowdownsByShare:
         """Returns `slowdown` of these batches, share by share."""
@@ -121,10 +123,14 @@ class ContentionGuard:
         if not math.isfinite(slowdown):
             return
         before = self.slowdown(cell)
-        self._seen.setdefault(cell, deque(maxlen=WINDOW)).append(max(1.0, slowdown))
+        seen = self._seen.get(cell)
+        if seen is None:
+            seen = self._seen[cell] = deque(maxlen=WINDOW)
+        seen.append(max(1.0, slowdown))
+        now = self._learned[cell] = worst_of(seen, self._grid.get(cell, self._prior))
         if (known := self._by_share.get(cell.on(0))) is not None:
             known.forget(cell.decode_sms)
-        self._moved += self.slowdown(cell) != before
+        self._moved += now != before
 
     def learned(self) -> Iterator[tuple[GuardCell, float]]:
         """The same of the cells that this guard itself has seen enough of."""

@@ -14,9 +14,9 @@ def compile(
         bool, typer.Option("--clean", help="Remove what was compiled, of any version, and compile nothing.")
     ] = False,
 ) -> None:
-    """Compile what simulations and engines on cores spend their time in, once for a version: MUXFLEET_COMPILED=1 then
-    uses it. It takes a few minutes, a C compiler and mypyc (pip install 'muxfleet[compiled]'). Decisions and figures
-    stay the same.
+    """Compile what simulations and engines on cores spend their time in, once for a version: simulate and compare then
+    use it, and with MUXFLEET_COMPILED=1 engines do. It takes a few minutes, a C compiler and mypyc (pip install
+    'muxfleet[compiled]'). Decisions and figures stay the same.
 
     Example: muxfleet compile
     """
@@ -27,4 +27,4 @@ def compile(
     started_s = time.monotonic()
     folder = compile_modules()
     console.print(f"compiled in {time.monotonic() - started_s:.0f} s: {folder}", soft_wrap=True)
-    console.print("use it: MUXFLEET_COMPILED=1 muxfleet simulate ...")
+    console.print("muxfleet simulate and compare use it from now on, other commands with MUXFLEET_COMPILED=1")

@@ -25,6 +25,7 @@ from deploy.commands.simulation_screen import (
 )
 from deploy.commands.table_cells import few_requests_line
 from deploy.commands.terminal import terminal
+from deploy.compilation.compiled_modules import runs_compiled
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.model_specs import with_adapters_folded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _LOAD_GB_PER_S = 2.0
 _MOST_TOLD = 8  # models that are not placed
+_LONG_S = 30.0  # of a run that would be worth to compile for
 
 
 def simulate(
@@ -107,7 +109,7 @@ def simulate(
         if json_file is not None and session.report:
             found = {"fleet": fleet.name, "trace": stream.name, "seed": seed, "deployments": session.report}
             write_json(json_file, {"command": given_command(context), **found, "fleet_file": read_text(file)})
-    session.write_plots()
+    session.finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,7 @@ class _Session:
         self._plotter = plotter
         self._loads = loads
         self.report: dict[str, object] = {}
+        self._started_s = time.monotonic()
         self._first: _Found | None = None
         self._options = RunOptions(
             limits=GatewayLimits(max_queued=fleet.gateway.max_queued_requests, hold_s=fleet.gateway.hold_s),
@@ -162,9 +165,13 @@ class _Session:
             for name, task in tasks.items():
                 self.report[name] = self._shown(task.result())
 
-    def write_plots(self) -> None:
+    def finish(self) -> None:
+        """Writes plots, and says how the same would take less time, where it took long."""
         for path in self._plotter.write() if self._plotter is not None else ():
             self._console.print(f"wrote {path}")
+        if time.monotonic() - self._started_s >= _LONG_S and not runs_compiled():
+            advice = "`muxfleet compile`, once, makes this take about half the time"
+            self._console.print(advice, style="dim", soft_wrap=True)
 
     def _run_or_sweep(
         self,

@@ -26,7 +26,7 @@ SUMMARIES: Mapping[str, str] = {
     "compare": "Simulate a figure of a paper, and print what was published beside it.",
     "compile": (
         "Compile what simulations and engines on cores spend their time in, once for a version: "
-        "MUXFLEET_COMPILED=1 then uses it."
+        "simulate and compare then use it, and with MUXFLEET_COMPILED=1 engines do."
     ),
     "report": (
         "Write one self-contained page about runs of simulate, bench or compare: plots, tables, the fleet, the command."

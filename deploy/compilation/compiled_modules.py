@@ -7,6 +7,8 @@ import logging
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from deploy.environment import asks_for_compiled_modules, cache_folder
+from deploy.errors import OptionNotUsable
 
 LIBRARY = "muxfleet_compiled"
 _DIGEST_LENGTH = 24
@@ -117,12 +120,33 @@ class CompiledFinder(MetaPathFinder):
         return None if file is None else spec_from_file_location(fullname, file)
 
 
-def prefer_compiled_modules() -> None:
-    """Call before any of them is imported. Without what `muxfleet compile` makes, all runs as Python, and says so."""
-    if not asks_for_compiled_modules() or any(isinstance(finder, CompiledFinder) for finder in sys.meta_path):
+def prefer_compiled_modules(*, by_default: bool = False) -> None:
+    """Call before any of them is imported. Without what `muxfleet compile` makes, all runs as Python; who has asked for
+    it is told so. `by_default`: also where the environment does not say.
+    """
+    asked = asks_for_compiled_modules()
+    if not (by_default if asked is None else asked) or runs_compiled():
         return
-    folder = compiled_folder()
-    if folder.is_dir():
-        sys.meta_path.insert(0, CompiledFinder(folder))
-    else:
+    folder = None
+    with suppress(OptionNotUsable, OSError):  # there is no such place, or it is somebody else's
+        if all_compiled().is_dir() and (of_these := compiled_folder()).is_dir():
+            folder = of_these
+    if folder is not None:
+        _load(folder)
+    elif asked:
         _LOG.warning("MUXFLEET_COMPILED=1: nothing is compiled of this version; run `muxfleet compile` once")
+
+
+def runs_compiled() -> bool:
+    """Says whether this process has compiled modules in place of their sources."""
+    return any(isinstance(finder, CompiledFinder) for finder in sys.meta_path)
+
+
+def _load(folder: Path) -> None:
+    finder = CompiledFinder(folder)
+    sys.meta_path.insert(0, finder)
+    try:
+        import_module(f"{LIBRARY}__mypyc")  # all of the others' code
+    except ImportError as error:  # it was compiled on a machine with a newer C library, and lies in a shared home
+        sys.meta_path.remove(finder)
+        _LOG.warning("runs as Python: %s; `muxfleet compile --clean`, then `muxfleet compile`", error)

@@ -147,7 +147,14 @@ def deploy_fleet(
     capacities = (*planned.units, *_units_to_come(fleet, planned)) if may_grow else planned.units
     hardware = {(u.pool, u.num_gpus): _hardware(fleet.pool(u.pool), u.num_gpus) for u in capacities}
     designs = [
-        _unit_design(fleet, deployment, planned, capacity, hardware[capacity.pool, capacity.num_gpus])
+        _unit_design(
+            fleet,
+            deployment,
+            planned,
+            capacity,
+            hardware[capacity.pool, capacity.num_gpus],
+            keeps_accounts=loads is not None,  # else nobody but gateways is told of a unit
+        )
         for capacity in capacities
     ]
     return DeployedFleet(
@@ -202,6 +209,8 @@ def _unit_design(
     planned: PlannedFleet,
     capacity: UnitCapacity,
     hardware: UnitHardware,
+    *,
+    keeps_accounts: bool,
 ) -> UnitDesign:
     host_s = hardware.host_s if deployment.host_s is None else deployment.host_s
     models = {m.model: m for m in planned.models}
@@ -222,6 +231,7 @@ def _unit_design(
         fleet.engine.scheduler_settings(fleet.pool(capacity.pool).device),
         chunk_budget_tokens=budget,
         decision_log_entries=_LOG_ENTRIES,
+        keeps_accounts=keeps_accounts,
     )
     design = EngineDesign(
         device=hardware.device,

@@ -2,11 +2,19 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from pdmux_actor.scheduling.learned_scales import ScalesByShare
 from profiler.bandwidth_sharing import DecodeReads
 from profiler.contention import ContentionGuard, SlowdownsByShare
 from profiler.latency import ChunkShape
 from profiler.specs import DeviceSpec
+
+
+class _OnShare(msgspec.Struct, frozen=True, gc=False):
+    modelled_s: float
+    scale: float
+    solo_s: float
 
 
 class DecodeOutlook:
@@ -27,27 +35,35 @@ class DecodeOutlook:
         what was learned of decode steps, `beside_scales` of those beside other models' steps, if anything was.
         """
         self.contexts = contexts
-        self.modelled_s = modelled_s
+        self._modelled_s = modelled_s
         self.bucket = len(contexts).bit_length()
         self._reads = reads
         self._beside_scales = beside_scales
         self._beside_decodes: dict[int, tuple[float, float]] = {}  # by SMs
         self._scales = scales
         self._guard = guard
-        self._solo_s: dict[int, float] = {}
+        self._known: dict[int, _OnShare] = {}  # by SMs
         self._beside: Sequence[ChunkShape] = ()
         self._slowdowns: SlowdownsByShare | None = None
 
     def solo_s(self, sms: int) -> float:
         """Expected when alone."""
-        known_s = self._solo_s.get(sms)
-        if known_s is None:
-            known_s = self._solo_s[sms] = self.modelled_s(sms) * self.scale(sms)
-        return known_s
+        return (self._known.get(sms) or self._on(sms)).solo_s
+
+    def modelled_s(self, sms: int) -> float:
+        """Returns what the latency model says."""
+        return (self._known.get(sms) or self._on(sms)).modelled_s
 
     def scale(self, sms: int) -> float:
         """Returns what was learned of such steps: measured / modelled."""
-        return 1.0 if self._scales is None else self._scales.factor(sms, self.bucket)
+        return (self._known.get(sms) or self._on(sms)).scale
+
+    def _on(self, sms: int) -> "_OnShare":
+        modelled_s, scale = self._modelled_s(sms), 1.0
+        if self._scales is not None:
+            scale = self._scales.factor(sms, self.bucket)
+        known = self._known[sms] = _OnShare(modelled_s, scale, modelled_s * scale)
+        return known
 
     def demand(self, device: DeviceSpec, sms: int) -> float:
         """Share of the device's memory bandwidth that the step alone draws."""

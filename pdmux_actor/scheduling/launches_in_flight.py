@@ -13,6 +13,7 @@ from pdmux_actor.scheduling.launch import (
     Repartition,
     lane_number,
 )
+from profiler.contention import GuardCell
 from profiler.latency import ChunkShape
 
 
@@ -52,6 +53,8 @@ class LaunchInFlight(msgspec.Struct, kw_only=True, gc=False):
     _company_since_s: float | None = None
     _decodes_since_s: float | None = None
     _demand: float | None = None
+    _cell: GuardCell | None = None
+    _cell_beside: Sequence[ChunkShape] = ()  # that it is of
 
     @property
     def demand(self) -> float:
@@ -65,6 +68,15 @@ class LaunchInFlight(msgspec.Struct, kw_only=True, gc=False):
         if self.contexts is None and not isinstance(self.launch, PrefillSlice):
             self.contexts = [len(s.token_ids) for s in self.launch.sequences]
         return self.contexts or ()
+
+    @property
+    def guard_cell(self) -> GuardCell:
+        """Returns the contention guard's, of a decode beside these chunks."""
+        cell = self._cell
+        if cell is None or self._cell_beside is not self.beside:
+            self._cell_beside = self.beside
+            cell = self._cell = GuardCell.of(self.sms, self.beside, self.lengths)
+        return cell
 
     @property
     def end_sm(self) -> int:
@@ -202,14 +214,12 @@ class LanesInFlight:
     def land(self, launch: ComputeLaunch, finished_s: float) -> LaunchInFlight:
         landed = self.of(launch)
         assert landed.launch is launch, "completions come in the order of launches"
-        had_company = self.both_busy or len(self._decodes) > 1
-        if had_company:
-            self._note_company(finished_s)
-        if landed.is_prefill:
+        if landed is self._prefill:
             self._prefill = None
         else:
             del self._decodes[lane_number(launch)]
-        if had_company:
+        if self._decodes or self._prefill is not None:
+            landed.note_company(finished_s, others=0, decodes=0)
             self._note_company(finished_s)
         return landed
 

@@ -13,7 +13,7 @@ from pdmux_actor.scheduling.learned_scales import LearnedScales, MeasuredSteps
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import TokenSequence
 from profiler.bandwidth_sharing import ReadsByModel, slowdown_beside
-from profiler.contention import WINDOW, ContentionGuard, GuardCell, worst_of
+from profiler.contention import WINDOW, ContentionGuard, worst_of
 from profiler.latency import ChunkShape, LatencyModel, decode_by_share
 from profiler.specs import DeviceSpec, ModelSpec
 
@@ -63,12 +63,16 @@ class LatencyPredictor:
     is what sharing the bandwidth makes of it (profiler/bandwidth_sharing.py), times one more learned factor.
     """
 
-    def __init__(self, latency: LatencyModel, guard: ContentionGuard | None = None) -> None:
+    def __init__(
+        self, latency: LatencyModel, guard: ContentionGuard | None = None, *, counts_steps: bool = True
+    ) -> None:
+        """Leaves `measured` empty without `counts_steps`."""
         self.guard = guard or ContentionGuard()
         self._latency = latency
         self._by_share = decode_by_share(latency)
         self._scales = LearnedScales()
         self.measured = MeasuredSteps()
+        self._counts_steps = counts_steps
         # Policies ask for the same prompts on the same shares, decision after decision. What is predicted of them holds
         # until a launch with prompts teaches.
         self._modelled_prefills: dict[tuple[str, int, tuple[ChunkShape, ...]], float] = {}
@@ -204,7 +208,7 @@ class LatencyPredictor:
                     solo_s *= self._scale(model, DECODE_BESIDE, sms, size)
                 if not flight.beside:
                     return solo_s
-                return solo_s * self.guard.slowdown(GuardCell.of(sms, flight.beside, flight.lengths))
+                return solo_s * self.guard.slowdown(flight.guard_cell)
             case MixedStep():
                 return flight.modelled_s * self._scale(model, MIXED, sms, size)
             case PrefillSlice():
@@ -250,40 +254,40 @@ class LatencyPredictor:
         if not isinstance(flight.launch, DecodeStep):
             self._prefill_outlooks.clear()
         company = min(1.0, flight.company_s / measured_s)
-        model, sms, ratio = flight.launch.model, flight.sms, measured_s / flight.modelled_s
-        size = size_of(flight.launch)
-        if company <= _ALONE and isinstance(flight.launch, DecodeStep):
-            self._scales.observe(model, DECODE, sms, size, ratio)
-            self.measured.note(model, StepPhase.DECODE, sms, flight.modelled_s, measured_s)
-            return
-        among_decodes = flight.decode_company_s / measured_s
-        match flight.launch:
-            case DecodeStep() if among_decodes > _ALONE:
+        launch, sms, ratio = flight.launch, flight.sms, measured_s / flight.modelled_s
+        model, size, scales = launch.model, size_of(launch), self._scales
+        phase: StepPhase | None = None  # that the launch counts for
+        match launch:
+            case DecodeStep() if company <= _ALONE:
+                scales.observe(model, DECODE, sms, size, ratio)
+                phase = StepPhase.DECODE
+            case DecodeStep() if (among_decodes := flight.decode_company_s / measured_s) > _ALONE:
                 if among_decodes >= _IN_COMPANY and not flight.beside:
                     ratio /= slowdown_beside(flight.demand, flight.beside_demand)
-                    if self._scales.knows(model, DECODE):
+                    if scales.knows(model, DECODE):
                         ratio /= self._scale(model, DECODE, sms, size)
-                        self._scales.observe(model, DECODE_BESIDE, sms, size, ratio)
+                        scales.observe(model, DECODE_BESIDE, sms, size, ratio)
                     else:  # a model whose steps never run alone
-                        self._scales.observe(model, DECODE, sms, size, ratio)
-            case DecodeStep() if company >= _IN_COMPANY and self._scales.knows(model, DECODE):
-                cell = GuardCell.of(sms, flight.beside, flight.lengths)
-                self.guard.observe(cell, ratio / self._scale(model, DECODE, sms, size))
-                self.measured.note(model, StepPhase.DECODE_BESIDE, sms, flight.modelled_s, measured_s)
+                        scales.observe(model, DECODE, sms, size, ratio)
+            case DecodeStep() if company >= _IN_COMPANY and scales.knows(model, DECODE):
+                self.guard.observe(flight.guard_cell, ratio / self._scale(model, DECODE, sms, size))
+                phase = StepPhase.DECODE_BESIDE
             case MixedStep():
-                if self._scales.is_settled(model, MIXED, sms, size):
+                if scales.is_settled(model, MIXED, sms, size):
                     spread = self._spreads.setdefault(model, deque(maxlen=WINDOW))
                     spread.append(ratio / self._scale(model, MIXED, sms, size))
-                self._scales.observe(model, MIXED, sms, size, ratio)
-                self.measured.note(model, StepPhase.MIXED, sms, flight.modelled_s, measured_s)
+                scales.observe(model, MIXED, sms, size, ratio)
+                phase = StepPhase.MIXED
             case PrefillSlice() if company <= _ALONE:
-                self._scales.observe(model, PREFILL, sms, size, ratio)
-                self.measured.note(model, StepPhase.PREFILL, sms, flight.modelled_s, measured_s)
+                scales.observe(model, PREFILL, sms, size, ratio)
+                phase = StepPhase.PREFILL
             case PrefillSlice() if company >= _IN_COMPANY:
-                self._scales.observe(model, PREFILL_BESIDE, sms, size, ratio)
-                self.measured.note(model, StepPhase.PREFILL_BESIDE, sms, flight.modelled_s, measured_s)
+                scales.observe(model, PREFILL_BESIDE, sms, size, ratio)
+                phase = StepPhase.PREFILL_BESIDE
             case _:
                 pass  # partly alone, partly not: teaches nothing
+        if phase is not None and self._counts_steps:
+            self.measured.note(model, phase, sms, flight.modelled_s, measured_s)
 
     def forget(self, model: str) -> None:
         self._scales.forget(model)

@@ -78,12 +78,13 @@ class Scheduler:
     ) -> None:
         self.log = DecisionLog(settings.decision_log_entries, device.num_sms)
         self._device = device
+        self._keeps_accounts = settings.keeps_accounts
         self._settings = settings
         self._pool = pool
         self._queues: dict[str, ModelQueue] = {}
         self._batches = PrefillBatches()
         self._lanes = LanesInFlight(device.num_sms)
-        self._predictor = LatencyPredictor(latency, guard)
+        self._predictor = LatencyPredictor(latency, guard, counts_steps=settings.keeps_accounts)
         self._sharing = BlockSharing(pool, self._queues, settings)
         parts = UnitParts(
             device=device,
@@ -125,7 +126,7 @@ class Scheduler:
 
     def on_event(self, event: Event, now_s: float) -> None:
         self._stretch = None
-        if len(self._queues) > 1:
+        if self._keeps_accounts and len(self._queues) > 1:
             self._neighbours.advance(now_s)
         match event:
             case Arrival(request=request, constraint=constraint):
@@ -165,7 +166,7 @@ class Scheduler:
 
     def decide(self, now_s: float) -> Sequence[Launch]:
         """Launches to submit now, in order."""
-        if len(self._queues) > 1:
+        if self._keeps_accounts and len(self._queues) > 1:
             self._neighbours.advance(now_s)
         self._now_s = now_s
         stretch, self._stretch = self._stretch, None
@@ -180,7 +181,8 @@ class Scheduler:
         elif not self._look.is_full:
             self._sharing.settle(now_s)
             state = self._look.look(now_s)
-            self._readiness.observe(state, now_s)
+            if self._keeps_accounts:
+                self._readiness.observe(state, now_s)
             actions = self._policy.choose(state, now_s)
             launches += self._dispatcher.act(actions, now_s)
             if self._goes_on is not None:
@@ -242,7 +244,8 @@ class Scheduler:
     def _note_ahead(self, ahead: RunAhead) -> None:
         self._steps_total += ahead.num_launches
         self._now_s = ahead.now_s
-        self._neighbours.advance(ahead.now_s)
+        if self._keeps_accounts:
+            self._neighbours.advance(ahead.now_s)
 
     def _switch(self, stretch: DecodeStretch, action: Decode | Mixed, world: VirtualWorld, now_s: float) -> None:
         """Goes on with another launch than before."""
@@ -275,8 +278,9 @@ class Scheduler:
         """`ready_s`: since when the lane was ready, where that is known already."""
         for launch in launches:
             if isinstance(launch, DropPrefill | Repartition):
-                self.log.instruct(now_s, launch)
-            else:
+                if self._keeps_accounts:
+                    self.log.instruct(now_s, launch)
+            elif self._keeps_accounts or self._first_tokens.holds_any:
                 flight = self._lanes.of(launch)
                 predicted_s = flight.expected_s
                 if len(launches) > 1:  # others took off after this one
@@ -286,6 +290,8 @@ class Scheduler:
                     self._first_tokens.expect(launch.sequences, now_s, now_s + predicted_s)
                     queue = self._queues[launch.model]
                     decoding_ids = queue.running_ids if len(launch.sequences) == len(queue.running) else None
+                if not self._keeps_accounts:
+                    continue
                 self.log.take_off(
                     now_s,
                     launch,
@@ -297,16 +303,16 @@ class Scheduler:
 
     def on_completion(self, done: LaunchCompletion) -> None:
         launch = done.launch
-        has_neighbours = len(self._queues) > 1
-        if has_neighbours:
+        keeps_accounts = self._keeps_accounts
+        if keeps_accounts and len(self._queues) > 1:
             self._neighbours.advance(done.finished_s)
         flight = self._lanes.land(launch, done.finished_s)
-        if has_neighbours:
+        if keeps_accounts:
             self._neighbours.land(flight, done)
+            self._readiness.on_landing(launch.lane, done.finished_s)
+            self.log.land(done)
         if done.error is None and not done.prompt_logprobs:  # else it took longer than its like
             self._predictor.learn(flight, done)
-        self._readiness.on_landing(launch.lane, done.finished_s)
-        self.log.land(done)
         self._steps_total += 1
         self._results.apply(done)
         if self._stretch is not None and not (done.error is None and self._stretch.land(done.finished_s)):

@@ -32,6 +32,9 @@ class SchedulerSettings:
     early_steps: bool = False  # the executor takes a decode step before the one in flight has ended (early_steps.py)
     decode_stretches: bool = True  # False: every decision looks at all queues and lanes; the decisions are the same
     decision_log_entries: int = 4096
+    # False: nobody is told more of the unit than gateways are. It logs nothing, and counts neither what neighbours cost
+    # nor what steps took; the decisions are the same.
+    keeps_accounts: bool = True
 
     def launch_limits(self) -> LaunchLimits:
         return LaunchLimits(batch_tokens=self.max_batch_tokens, sequences=self.max_running_sequences)

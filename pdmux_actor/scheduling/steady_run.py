@@ -57,6 +57,7 @@ class SteadyRunner:
         note: Callable[[float, Sequence[Launch]], None],
     ) -> None:
         self._settings = parts.settings
+        self._keeps_accounts = parts.settings.keeps_accounts
         self._queues = parts.queues
         self._batches = parts.batches
         self._lanes = parts.lanes
@@ -100,7 +101,8 @@ class SteadyRunner:
                     self._note_in_flight(batches)
                 launches = self._dispatcher.act(actions, now_s)
                 grown = [launch.model for launch in launches if isinstance(launch, DecodeStep)]
-            self._note(now_s, launches)
+            if self._keeps_accounts:
+                self._note(now_s, launches)
             lengths = {model: batches[model].queue.context_tokens for model in grown}
             world.exchange(ended, launches, lengths, now_s)
             num_launches += len(ended)
@@ -164,13 +166,15 @@ class SteadyRunner:
         return True
 
     def _land(self, batches: Mapping[str, PlainBatch], launch: ComputeLaunch, end_s: float) -> None:
-        self._neighbours.advance(end_s)
+        if self._keeps_accounts:
+            self._neighbours.advance(end_s)
         flight = self._lanes.land(launch, end_s)
         done = LaunchCompletion(launch=launch, started_s=flight.took_off_s, finished_s=end_s)
-        self._neighbours.land(flight, done)
+        if self._keeps_accounts:
+            self._neighbours.land(flight, done)
+            self._readiness.on_landing(launch.lane, end_s)
+            self._log.land(done)
         self._predictor.learn(flight, done)
-        self._readiness.on_landing(launch.lane, end_s)
-        self._log.land(done)
         if isinstance(launch, DecodeStep):
             batches[launch.model].land(launch.steps, end_s)
             return
@@ -190,7 +194,8 @@ class SteadyRunner:
             for model in grown:
                 self._sharing.settle_growth(now_s, self._queues[model])
             state = self._look.glance()
-        self._readiness.observe(state, now_s)
+        if self._keeps_accounts:
+            self._readiness.observe(state, now_s)
         return policy.choose(state, now_s)
 
 

@@ -134,7 +134,8 @@ class StretchRunner:
         """Returns how the policy goes on."""
         done = LaunchCompletion(launch=launch, started_s=flight.took_off_s, finished_s=end_s)
         self._predictor.learn(flight, done)
-        self._log.land(done)
+        if self._settings.keeps_accounts:
+            self._log.land(done)
         batch.land(_steps(launch), end_s)
         self._sharing.settle_growth(end_s, stretch.queue)
         stretch.landed_s = end_s
@@ -151,6 +152,8 @@ class StretchRunner:
         flight.launch, flight.took_off_s, flight.contexts = launch, now_s, queue.context_tokens
         flight.modelled_s = self._predictor.modelled_s(queue.info.spec, launch, flight.sms, queue.context_tokens)
         flight.expected_s = self._predictor.expected_s(flight, beside_other_lane=False)
+        if not self._settings.keeps_accounts:
+            return
         self._log.take_off(
             now_s,
             launch,

@@ -20,6 +20,8 @@ from deploy.compilation.compiled_modules import (
     compiled_folder,
     compiled_sources,
     package_sources,
+    prefer_compiled_modules,
+    runs_compiled,
     sources_folder,
 )
 from deploy.errors import NotCompiled
@@ -252,6 +254,59 @@ def test_asked_for__nothing_is_compiled__runs_as_python_and_says_so(tmp_path):
 
     assert "muxfleet compile" in done.stderr
     assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("verb", "asked", "is_tried"),
+    [("simulate", None, True), ("compare", None, True), ("simulate", "0", False), ("schema", None, False)],
+)
+def test_not_asked_for__verb__tries_what_was_compiled_where_it_simulates_and_runs_without(
+    verb, asked, is_tried, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = compiled_folder()
+    folder.mkdir(parents=True)
+    (folder / f"{LIBRARY}__mypyc{SUFFIX}").write_bytes(b"of a machine with another C library")
+    monkeypatch.delenv("MUXFLEET_COMPILED", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("MUXFLEET_COMPILED", asked)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "muxfleet.command_line", verb, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert ("runs as Python" in done.stderr) is is_tried
+    assert "Usage" in done.stdout
+
+
+def test_not_asked_for__cache_of_somebody_else__runs_as_python_without_a_word(tmp_path, monkeypatch):
+    monkeypatch.delenv("MUXFLEET_COMPILED", raising=False)
+    monkeypatch.setattr("deploy.compilation.compiled_modules.cache_folder", _not_for_us)
+
+    prefer_compiled_modules(by_default=True)
+
+    assert not runs_compiled()
+
+
+def _not_for_us() -> Path:
+    raise PermissionError("somebody else's")
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_simulate__something_is_compiled__runs_it_unasked(monkeypatch):
+    monkeypatch.delenv("MUXFLEET_COMPILED", raising=False)
+    program = "import sys; sys.argv[1:] = ['simulate', '--help']; from muxfleet.command_line import main\n"
+    program += "try: main()\nexcept SystemExit: pass\n"
+    program += "from pdmux_actor.scheduling import scheduler; print(scheduler.__file__)"
+
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert said.stdout.strip().endswith(SUFFIX), said.stderr
 
 
 def test_compile__no_compiler__says_what_is_missing(tmp_path, monkeypatch):

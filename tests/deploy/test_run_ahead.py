@@ -70,14 +70,18 @@ class Run:
 
 @cache  # planned once for the runs that are compared, of which each makes its own units
 def deployed(case: str, policy: str) -> DeployedFleet:
-    scheduler = {"quota_period_s": 0.5, "decision_log_entries": 1 << 20}
+    return deployed_with(case, policy, keeps_accounts=True)
+
+
+def deployed_with(case: str, policy: str, **settings: object) -> DeployedFleet:
+    scheduler = {"quota_period_s": 0.5, "decision_log_entries": 1 << 20, **settings}
     return deploy_fleet(CASES[case][0], Deployment(name=policy, policy=policy, scheduler=scheduler))
 
 
-def run(case: str, policy: str, *, run_ahead: bool) -> Run:
+def run(case: str, policy: str, *, run_ahead: bool, fleet_of_case: DeployedFleet | None = None) -> Run:
     asked, duration_s = CASES[case]
     demands = [expected_demand(m) for m in asked.models]
-    fleet_of_case = deployed(case, policy)
+    fleet_of_case = fleet_of_case or deployed(case, policy)
     outcomes: list[RequestOutcome] = []
     whole = FleetRun(
         models=fleet_of_case.models,
@@ -111,6 +115,21 @@ def test_run_ahead__any_policy__same_decisions_tokens_and_reports_to_the_byte(po
     assert ahead.loads == stepwise.loads
     assert (ahead.events, ahead.steps) == (stepwise.events, stepwise.steps)
     assert ahead.steps > 20
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_run_ahead__nobody_reads_accounts__same_outcomes_to_the_byte(policy):
+    case = "prompts that wait in their unit"
+    deployment = deploy_fleet(CASES[case][0], Deployment(name=policy, policy=policy))
+    assert not any(design.settings.keeps_accounts for _, design in deployment.designs)
+
+    unread = run(case, policy, run_ahead=True, fleet_of_case=deployed_with(case, policy, keeps_accounts=False))
+    read = run(case, policy, run_ahead=True)
+
+    assert unread.outcomes == read.outcomes
+    assert (unread.events, unread.steps) == (read.events, read.steps)
+    assert unread.logs == [b"[]"]
+    assert read.logs != unread.logs
 
 
 STRETCH, BATCH = (

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from pdmux_actor.scheduling.batching import PrefillBatch, next_for_prefill
+from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.launches_in_flight import LanesInFlight, LaneState
 from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
@@ -108,6 +109,7 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
     share_in_time: float = 1.0  # of the last first tokens
     _decoding: Sequence[ModelQueue] | None = None
     _idle_decoding: Sequence[ModelQueue] | None = None
+    _outlooks: Sequence[DecodeOutlook] | None = None
     _prefillable: dict[str, bool] = msgspec.field(default_factory=dict)
     gains_of_lanes: dict[tuple[str, ...], float] = msgspec.field(default_factory=dict)  # decode_lanes.py, by models
 
@@ -124,6 +126,14 @@ class UnitState(msgspec.Struct, kw_only=True, gc=False):
         if self._decoding is None:
             self._decoding = [queue for queue in self.queues.values() if queue.running]
         return self._decoding
+
+    def decode_outlooks(self, queues: Sequence[ModelQueue]) -> Sequence[DecodeOutlook]:
+        """Predicts the next decode step of each of these models: for the same ones that `decoding` returns, once."""
+        if queues is not self._decoding:
+            return self.predictor.decode_outlooks(queues)
+        if self._outlooks is None:
+            self._outlooks = self.predictor.decode_outlooks(queues)
+        return self._outlooks
 
     def idle_decoding(self) -> Sequence[ModelQueue]:
         """The same without those that have a decode step in flight."""

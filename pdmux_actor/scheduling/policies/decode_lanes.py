@@ -21,7 +21,6 @@ import msgspec
 
 from pdmux_actor.scheduling.decode_outlook import DecodeOutlook
 from pdmux_actor.scheduling.policies.base import Decode, RoundRobin, UnitState
-from pdmux_actor.scheduling.prediction import LatencyPredictor
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import TbtTarget
 from profiler.bandwidth_sharing import slowdown_beside
@@ -120,25 +119,25 @@ class KeptDivision:
         self._steps_s = 0.0  # the sum of their steps, on parts of the share
 
     def of(self, state: UnitState, decoding: Sequence[ModelQueue], share_sms: int) -> Division:
-        predictor, kept = state.predictor, self._division
+        kept = self._division
         if (
             kept is not None
             and share_sms == self._share_sms
             and self._batches.are_of(decoding)
-            and is_near(_steps_at_once_s(predictor, decoding, kept), self._steps_s)
+            and is_near(_steps_at_once_s(state.decode_outlooks(decoding), kept), self._steps_s)
         ):
             return kept
-        outlooks = predictor.decode_outlooks(decoding)
+        outlooks = state.decode_outlooks(decoding)
         kept = self._division = divide(state.device, outlooks, share_sms, state.settings.decode_lanes)
         self._share_sms, self._batches = share_sms, DecodeBatches.of(decoding)
-        self._steps_s = _steps_at_once_s(predictor, decoding, kept)
+        self._steps_s = _steps_at_once_s(outlooks, kept)
         return kept
 
 
-def _steps_at_once_s(predictor: LatencyPredictor, decoding: Sequence[ModelQueue], division: Division) -> float:
+def _steps_at_once_s(outlooks: Sequence[DecodeOutlook], division: Division) -> float:
     """Predicts one step of every model on a part of its own, without the sharing of the bandwidth."""
     total_s, sms = 0.0, division.sms
-    for outlook in predictor.decode_outlooks(decoding):
+    for outlook in outlooks:
         step_s = outlook.solo_s(sms)
         total_s += step_s if division.lanes == 1 else step_s * outlook.beside_decodes_factor(sms)
     return total_s
@@ -151,7 +150,7 @@ def decodes_at_once(
 
     Others may be in flight on parts of another share. What of them is beyond this one comes to its end.
     """
-    outlooks = state.predictor.decode_outlooks(decoding)
+    outlooks = state.decode_outlooks(decoding)
     division = divide(state.device, outlooks, share_sms, state.settings.decode_lanes)
     return fill_lanes(state, turn, division, share_sms=share_sms, steps=steps)
 

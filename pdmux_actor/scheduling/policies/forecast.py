@@ -50,7 +50,7 @@ class DecodeCycle:
     ) -> None:
         """`in_turn`: of a policy that never has several decode at once."""
         self._beside = beside
-        self._outlooks = state.predictor.decode_outlooks(queues)
+        self._outlooks = state.decode_outlooks(queues)
         self._gain, self._divided_from_sms = 1.0, least_divided_sms(state.device)
         if len(queues) > 1 and state.settings.decode_lanes > 1 and not in_turn:
             models = tuple([q.model for q in queues])

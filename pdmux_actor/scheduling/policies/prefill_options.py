@@ -209,11 +209,11 @@ class WayOfBatch(msgspec.Struct, kw_only=True, gc=False):
             batch=batch,
             batches=DecodeBatches.of(decoding),
             num_waiting=state.num_prompts,
-            steps_s=steps_s(state.predictor.decode_outlooks(decoding), way.decode_sms, batch.shapes),
+            steps_s=steps_s(state.decode_outlooks(decoding), way.decode_sms, batch.shapes),
         )
 
     def holds(self, state: UnitState, decoding: Sequence[ModelQueue]) -> bool:
         if self.batch is not state.batch or self.num_waiting != state.num_prompts or not self.batches.are_of(decoding):
             return False
-        outlooks = state.predictor.decode_outlooks(decoding)
+        outlooks = state.decode_outlooks(decoding)
         return is_near(steps_s(outlooks, self.way.decode_sms, self.batch.shapes), self.steps_s)
