@@ -133,12 +133,15 @@ class LatencyPredictor:
         """Predicts the model's next step. Not to be kept: a launch that lands may change what is expected."""
         outlook = self._outlooks.get(model)
         if outlook is None or (outlook.contexts is not contexts and outlook.contexts != contexts):
-            scales = self._scales.of_phase(model, _STAND_INS[DECODE])
-            beside = self._scales.of_phase(model, _STAND_INS[DECODE_BESIDE])
-            reads = partial(self._reads.of, model, spec)
-            outlook = DecodeOutlook(reads, contexts, self._by_share(spec, contexts), scales, beside, self.guard)
-            self._outlooks[model] = outlook
+            outlook = self._outlooks[model] = self.other_decode_outlook(model, spec, contexts)
         return outlook
+
+    def other_decode_outlook(self, model: str, spec: ModelSpec, contexts: Sequence[int]) -> DecodeOutlook:
+        """Predicts a step of sequences that do not run: what is known of those that do is not forgotten for it."""
+        scales = self._scales.of_phase(model, _STAND_INS[DECODE])
+        beside = self._scales.of_phase(model, _STAND_INS[DECODE_BESIDE])
+        reads = partial(self._reads.of, model, spec)
+        return DecodeOutlook(reads, contexts, self._by_share(spec, contexts), scales, beside, self.guard)
 
     def decode_outlooks(self, queues: Iterable[ModelQueue]) -> list[DecodeOutlook]:
         """Predicts the next step of each of the models, all sequences of which decode."""

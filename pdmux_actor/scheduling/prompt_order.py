@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pdmux_actor.scheduling.answers import longest_hold_s
 from pdmux_actor.scheduling.policies.base import UnitState
-from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_s
+from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_outlook, prompt_s
 from pdmux_actor.scheduling.queues import ModelQueue
 from pdmux_actor.scheduling.sequence import Precedence, TokenSequence
 from pdmux_actor.scheduling.serving_order import Candidate, ServingOrder, serving_order
@@ -29,12 +29,7 @@ class PromptOrder:
         self._late_credit_s = 0.0
         self._late_seen_s: float | None = None  # when late prompts waited at the last look
         self._places = PlaceWaits()
-
-    @property
-    def share_in_time(self) -> float:
-        """Returns the share of the unit's last prompts that was in time, every model counted alike."""
-        known = self._attainment.values()
-        return sum(known) / len(known) if known else 1.0
+        self.share_in_time = 1.0  # of the unit's last prompts, every model counted alike
 
     def arrange(self, state: UnitState, now_s: float, *, prefill_sms: int) -> bool:
         """Returns whether there was anything to do: several prompts, and one of those that wait may start.
@@ -51,13 +46,13 @@ class PromptOrder:
         step_s = decode_cycle_s(state, state.decoding(), state.total_sms - prefill_sms or state.total_sms)
         place_s = self._places.seconds
         for queue, sequence in _next_due(state, now_s):
-            work_s = prompt_s(state, queue, sequence, prefill_sms)
-            if now_s + prompt_s(state, queue, sequence, state.total_sms) > sequence.first_token_due_s:
+            outlook = prompt_outlook(state, queue, sequence)
+            if now_s + outlook.seconds(state.total_sms) > sequence.first_token_due_s:
                 self._give_up(queue, sequence)
                 continue
             weight = 1 / max(_LEAST_ATTAINMENT, self._attainment.get(queue.model, 1.0))
             due_s = sequence.first_token_due_s - longest_hold_s(sequence.request.slo, step_s)
-            candidates.append(Candidate(due_s, work_s + place_s, weight))
+            candidates.append(Candidate(due_s, outlook.seconds(prefill_sms) + place_s, weight))
             considered.append((queue, sequence))
         order = self._order(state, candidates, now_s, prefill_sms)
         for precedence, indices in ((Precedence.IN_TIME, order.in_time), (Precedence.LATE, order.late)):
@@ -113,10 +108,16 @@ class PromptOrder:
             self._counted[model] = (queue.counts.first_tokens, queue.counts.first_tokens_met)
         if len(self._attainment) > len(queues):
             self._attainment = {model: share for model, share in self._attainment.items() if model in queues}
+            self._note_share()
 
     def _note(self, model: str, *, in_time: int, of: int) -> None:
         kept = (1 - 1 / _MEMORY_PROMPTS) ** of
         self._attainment[model] = kept * self._attainment.get(model, 1.0) + (1 - kept) * in_time / of
+        self._note_share()
+
+    def _note_share(self) -> None:
+        known = self._attainment.values()
+        self.share_in_time = sum(known) / len(known) if known else 1.0
 
 
 class PlaceWaits:

@@ -63,9 +63,14 @@ class DecodeRoom:
         own_s = _step_s(state, queue, queue.context_tokens)
         others_s = sum([_step_s(state, q, q.context_tokens) for q in decoding if q is not queue])
 
+        gaps_s = {running: self._stretch * (others_s + own_s)}
+
         def gap_s(batch: int) -> float:
-            step_s = own_s if batch == running else _step_s(state, queue, _resized(queue.context_tokens, batch))
-            return self._stretch * (others_s + step_s)
+            known_s = gaps_s.get(batch)
+            if known_s is None:
+                step_s = _step_s(state, queue, _resized(queue.context_tokens, batch))
+                known_s = gaps_s[batch] = self._stretch * (others_s + step_s)
+            return known_s
 
         def met(batch: int) -> float:
             seconds = gap_s(batch)
@@ -107,7 +112,8 @@ class LateGaps:
 def _step_s(state: UnitState, queue: ModelQueue, contexts: Sequence[int]) -> float:
     """On the whole device. More SMs are never slower: what was learned of a smaller share that is used counts, too."""
     known = state.predictor.known_decode_shares(queue.model, len(contexts))
-    outlook = state.predictor.decode_outlook(queue.model, queue.info.spec, contexts)
+    of = state.predictor.decode_outlook if contexts is queue.context_tokens else state.predictor.other_decode_outlook
+    outlook = of(queue.model, queue.info.spec, contexts)
     return min([outlook.solo_s(share) for share in {state.total_sms, *known}])
 
 

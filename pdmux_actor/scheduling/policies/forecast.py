@@ -120,7 +120,12 @@ def prefill_outlook(state: UnitState, model: str, shapes: Sequence[ChunkShape]) 
 
 def prompt_s(state: UnitState, queue: ModelQueue, sequence: TokenSequence, sms: int) -> float:
     """Predicts the prefill of a waiting sequence by itself."""
-    return whole_prefill_s(state, queue.model, [queue.chunk_shape(sequence)], sms)
+    return prompt_outlook(state, queue, sequence).seconds(sms)
+
+
+def prompt_outlook(state: UnitState, queue: ModelQueue, sequence: TokenSequence) -> PrefillOutlook:
+    """Predicts the same on the shares of one decision."""
+    return prefill_outlook(state, queue.model, (queue.chunk_shape(sequence),))
 
 
 def next_prompts(state: UnitState, now_s: float) -> list[tuple[float, float]]:
