@@ -49,12 +49,9 @@ class ModelAbsence:
             headers={} if outlook is None else outlook.headers(),
         )
 
-    def failure(self, model: str) -> ModelLoadFailed | None:
-        """Returns why waiting for the model is in vain; None where it is not, however long it may take."""
-        reason = self._view.load_failure(model)
-        if reason is None:
-            return None
-        return ModelLoadFailed(model=model, reason=reason, retry_after_s=_FAILED_RETRY_AFTER_S)
+
+def load_failed(model: str, reason: str) -> ModelLoadFailed:
+    return ModelLoadFailed(model=model, reason=reason, retry_after_s=_FAILED_RETRY_AFTER_S)
 
 
 class ContextWait:
@@ -96,7 +93,8 @@ class ContextWait:
                 if self._view.card(model) is None:
                     raise ModelNotFound(model=model)
                 waited_s = self._clock() - started_s
-                if (failure := self._absence.failure(model)) is not None:
+                if (reason := self._view.load_failure(model)) is not None:  # however long others may wait
+                    failure = load_failed(model, reason)
                     self._give_up(model, caller, report, str(failure))
                     raise failure
                 if waited_s >= patience_s:

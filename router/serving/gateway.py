@@ -33,7 +33,7 @@ from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.request_terms import ANYBODY, AdmissionRequest, Caller, Priority
-from router.serving.context_wait import ContextWait, ModelAbsence
+from router.serving.context_wait import ContextWait, ModelAbsence, load_failed
 from router.serving.embeddings import EmbeddingsResponse, embedding_generations, embedding_prompts
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner, WaitingRequests
@@ -149,8 +149,9 @@ class Gateway:
     def _waits_in_vain(self, request: AdmissionRequest) -> RouterError | None:
         if not self.view.offers(request.model, request.weights):
             return WeightsChanged(model=request.model, has_begun=False, retry_after_s=_RETRY_AFTER_S)
-        failure = self.absence.failure(request.model)
-        return failure or too_long(request, self.view.max_model_len(request.model))
+        if (reason := self.view.load_failure(request.model)) is not None:
+            return load_failed(request.model, reason)
+        return too_long(request, self.view.max_model_len(request.model))
 
     def note_unreachable(self) -> None:
         """Keeps requests from units that this gateway does not reach now, or again lets them go there."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helm_runner import MINIMAL, Helm, minimal_objects, ray_service
+from helm_runner import MINIMAL, Helm, minimal_objects, of_kind, ray_service
 
 pytestmark = pytest.mark.k8s
 
@@ -44,6 +44,14 @@ def test_names__of_digits__are_text(helm4: Helm, chart: Path) -> None:
     found = [leaf for manifest in manifests for leaf in leaves(manifest) if str(leaf) == DIGITS]
     assert len(found) > 30
     assert {type(leaf) for leaf in found} == {str}
+
+
+def test_names__word_that_yaml_reads_as_truth__is_text(helm4: Helm, chart: Path) -> None:
+    manifests = minimal_objects(helm4, chart, {"fullnameOverride": "true"})
+    (job,), roles = of_kind(manifests, "Job"), of_kind(manifests, "Role")
+
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"][-1] == "true"
+    assert ["true"] in [rule.get("resourceNames") for role in roles for rule in role["rules"]]
 
 
 def test_names__long_release__stay_within_kuberays_limit(helm: Helm, chart: Path) -> None:
