@@ -146,3 +146,13 @@ def shown_fleet_files() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("file", "text"), shown_fleet_files())
 def test_document__fleet_file_it_shows__is_one(file: str, text: str) -> None:
     parse_fleet_file(text, name=file, base=ROOT)
+
+
+def test_decisions__each__has_a_number_of_its_own_and_is_named_by_the_map() -> None:
+    decisions = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    architecture = (ROOT / "ARCHITECTURE.md").read_text()
+
+    assert [int(file.name[:4]) for file in decisions] == list(range(1, len(decisions) + 1))
+    for file in decisions:
+        assert file.read_text().startswith(f"# {int(file.name[:4])}. "), file.name
+        assert f"docs/adr/{file.name}" in architecture, file.name
