@@ -122,8 +122,6 @@ class Scheduler:
         self._now_s = 0.0  # of the last decision
         self._take_policy(policy)
 
-    # ---- what the engine loop calls ----
-
     def on_event(self, event: Event, now_s: float) -> None:
         self._stretch = None
         if self._keeps_accounts and len(self._queues) > 1:
@@ -303,14 +301,13 @@ class Scheduler:
 
     def on_completion(self, done: LaunchCompletion) -> None:
         launch = done.launch
-        keeps_accounts = self._keeps_accounts
-        has_neighbours = keeps_accounts and len(self._queues) > 1
+        has_neighbours = self._keeps_accounts and len(self._queues) > 1
         if has_neighbours:
             self._neighbours.advance(done.finished_s)
         flight = self._lanes.land(launch, done.finished_s)
         if has_neighbours:
             self._neighbours.land(flight, done)
-        if keeps_accounts:
+        if self._keeps_accounts:
             self._readiness.on_landing(launch.lane, done.finished_s)
             self.log.land(done)
         if done.error is None and not done.prompt_logprobs:  # else it took longer than its like
