@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from deploy.commands.gateway_url import known_url
 from deploy.commands.json_file import FiguresFile, given_command, without_user, writable, write_json
 from deploy.commands.replay_screen import replay_with_progress, show_figures, show_trouble
 from deploy.commands.terminal import terminal
@@ -23,7 +24,7 @@ from traces.trace import Trace
 
 def bench(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint.", callback=known_url)],
     trace: Annotated[Path, typer.Option(metavar="FILE", help=f"{FILES}.")],
     requests: Annotated[int | None, typer.Option(help="Replay only the first N.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Mean requests per second.", min=1e-6, max=1e6)] = None,

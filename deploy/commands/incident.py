@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from deploy.commands.duration import seconds_of
+from deploy.commands.gateway_url import DEFAULT_URL, GatewayUrl
 from deploy.commands.json_file import FiguresFile, write_json
-from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
 from deploy.inspection.fleet_report import fleet_events
 from deploy.inspection.incident_story import in_short, story_of, unknown_name
@@ -17,7 +17,7 @@ from router.telemetry.fleet_event import FleetEvent
 
 
 def incident(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.")] = DEFAULT_URL,
+    url: GatewayUrl = DEFAULT_URL,
     since: Annotated[str, typer.Option(help="How far back: 90s, 30m, 1h, 2d.")] = "1h",
     model: Annotated[str | None, typer.Option(help="Only what concerns this model.")] = None,
     unit: Annotated[str | None, typer.Option(help="Only what concerns this unit.")] = None,

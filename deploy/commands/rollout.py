@@ -3,11 +3,11 @@
 import time
 from typing import Annotated
 
-import httpx
 import typer
 
+from deploy.commands.gateway_url import known_url
 from deploy.commands.terminal import terminal
-from deploy.errors import FleetUnreachable, OptionNotUsable
+from deploy.errors import FleetUnreachable
 from deploy.inspection.fleet_report import fleet_report
 from deploy.kubernetes.api_server import ApiServer, Document, api_client
 from deploy.kubernetes.rolling_update import RollingUpdate
@@ -17,7 +17,10 @@ from deploy.kubernetes.settled_fleet import expected_units, what_is_missing
 def rollout(
     service: Annotated[str, typer.Argument(metavar="RAYSERVICE", help="Its name.")],
     namespace: Annotated[str, typer.Option(help="Of the RayService.")],
-    gateway: Annotated[str, typer.Option(help="URL of the fleet's gateway, which tells when the fleet is whole.")],
+    gateway: Annotated[
+        str,
+        typer.Option(help="URL of the fleet's gateway, which tells when the fleet is whole.", callback=known_url),
+    ],
     timeout: Annotated[
         float, typer.Option(help="Seconds for one pod: its drain, its successor, the models' loads.", min=1, max=1e6)
     ] = 2000.0,
@@ -27,7 +30,9 @@ def rollout(
     ] = None,
     api_server: Annotated[
         str | None,
-        typer.Option(help="URL of a Kubernetes API server that asks for nothing, such as `kubectl proxy`'s."),
+        typer.Option(
+            help="URL of a Kubernetes API server that asks for nothing, such as `kubectl proxy`'s.", callback=known_url
+        ),
     ] = None,
 ) -> None:
     """Replace the pods of a RayService whose templates changed, one by one, in the running Ray cluster. Each is drained
@@ -36,9 +41,6 @@ def rollout(
     Example: muxfleet rollout fleet-muxfleet --namespace llm --gateway http://fleet-muxfleet-serve-svc:8000
     """
     console = terminal()
-    for option, url in (("--gateway", gateway), ("--api-server", api_server)):
-        if url is not None:
-            _check_url(option, url)
 
     def missing(document: Document) -> str | None:
         try:
@@ -57,13 +59,3 @@ def rollout(
             sleep=time.sleep,
             timeout_s=timeout,
         ).run()
-
-
-def _check_url(option: str, text: str) -> None:
-    """Nobody would ever answer at another one, and the rolling update waits for an answer."""
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise OptionNotUsable(option=option, value=text, remedy="write a URL such as http://127.0.0.1:8001")

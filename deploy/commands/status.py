@@ -19,6 +19,7 @@ from deploy.commands.fleet_tables import (
     unit_dict,
     unit_table,
 )
+from deploy.commands.gateway_url import DEFAULT_URL, GatewayUrl
 from deploy.commands.json_file import FiguresFile, write_json
 from deploy.commands.table_cells import fairness_dict, fairness_line, fitted, key_table
 from deploy.commands.terminal import terminal
@@ -32,11 +33,9 @@ from pdmux_actor.lease import ModelPhase
 from router.access.key_figures import KeysReport
 from router.view import KnownFleet
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-
 
 def status(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.")] = DEFAULT_URL,
+    url: GatewayUrl = DEFAULT_URL,
     json_file: FiguresFile = None,
     decisions: Annotated[int, typer.Option(help="Newest decisions of the control loop to show.", min=0)] = 5,
 ) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from deploy.commands.fitted_table import FittedTable
 from deploy.commands.fleet_tables import gateway_table, short_names
-from deploy.commands.status import DEFAULT_URL
+from deploy.commands.gateway_url import DEFAULT_URL, GatewayUrl
 from deploy.commands.table_cells import NONE, bar, blocks_cell, fairness_line, fitted, lost_cell, share_cell
 from deploy.commands.terminal import terminal
 from deploy.inspection.gateway_figures import ModelFigures, RecentFigures, read_gateways
@@ -21,7 +21,7 @@ from deploy.inspection.live_fleet import LiveDecision, LiveFleet, LiveModel, Liv
 
 
 def top(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.")] = DEFAULT_URL,
+    url: GatewayUrl = DEFAULT_URL,
     every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1, max=1e6)] = 1.0,
     count: Annotated[int | None, typer.Option(help="Stop after so many looks.", min=1)] = None,
 ) -> None:

@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from deploy.commands.fitted_table import FittedTable
+from deploy.commands.gateway_url import DEFAULT_URL, GatewayUrl
 from deploy.commands.json_file import writable, write_json
-from deploy.commands.status import DEFAULT_URL
 from deploy.commands.terminal import terminal
 from deploy.errors import UnitUnknown
 from deploy.inspection.fleet_report import fleet_report, unit_decisions
@@ -22,7 +22,7 @@ _EVERYTHING = 4096
 
 
 def trace_decisions(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.")] = DEFAULT_URL,
+    url: GatewayUrl = DEFAULT_URL,
     unit: Annotated[str | None, typer.Option(help="Of this unit only, as `muxfleet status` names it.")] = None,
     last: Annotated[
         int | None,

@@ -284,10 +284,25 @@ def test_version__asked_for__is_that_of_the_package(run: Run) -> None:
     assert run("--version") == (0, f"muxfleet {version('muxfleet')}\n", "")
 
 
-@pytest.mark.parametrize(("option", "value"), [("--gateway", "fleet-svc:8000"), ("--api-server", "127.0.0.1:8001")])
+@pytest.mark.parametrize(("option", "value"), [("--gateway", "ftp://fleet-svc:8000"), ("--api-server", "http://")])
 def test_rollout__no_url__is_refused_at_once(run: Run, option: str, value: str) -> None:
     options = {"--gateway": "http://g:8000", "--api-server": "http://127.0.0.1:9"} | {option: value}
 
     code, _, err = run("rollout", "s", "--namespace", "llm", *(f"{name}={text}" for name, text in options.items()))
 
-    assert (code, err) == (2, f"muxfleet: {option} {value}: write a URL such as http://127.0.0.1:8001\n")
+    assert (code, err) == (2, f"muxfleet: {option} {value}: write a URL such as http://127.0.0.1:8000\n")
+
+
+@pytest.mark.parametrize("verb", ["status", "top", "incident", "trace-decisions", "bench"])
+@pytest.mark.parametrize("value", ["ftp://x", "http://", "http://[::"])
+def test_address__of_no_gateway__is_refused_at_once(run: Run, verb: str, value: str) -> None:
+    more = ("--trace", "t.parquet") if verb == "bench" else ()
+
+    assert run(verb, value, *more) == (2, "", f"muxfleet: URL {value}: write a URL such as http://127.0.0.1:8000\n")
+
+
+def test_address__without_a_scheme__is_taken_as_curl_does(run: Run) -> None:
+    code, _, err = run("status", "127.0.0.1:9")
+
+    assert code == 1
+    assert err.startswith("muxfleet: no fleet answers at http://127.0.0.1:9: ")

@@ -185,10 +185,9 @@ def test_trace_decisions__bad_number__is_refused(trace: Run, fleet: Fleet, last:
     assert fleet.asked == []
 
 
-@pytest.mark.parametrize("url", ["http://[", "ftp://x", "http://127.0.0.1:9"])
-def test_trace_decisions__no_fleet_there__is_one_line_and_code_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_decisions__no_fleet_there__is_one_line_and_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
-        main(["trace-decisions", url])
+        main(["trace-decisions", "http://127.0.0.1:9"])
 
     assert exited.value.code == 1
     assert capsys.readouterr().err.count("\n") == 1

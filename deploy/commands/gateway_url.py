@@ -1,0 +1,29 @@
+"""Reads addresses as people write them on a command line."""
+
+from typing import Annotated
+
+import httpx
+import typer
+
+from deploy.errors import OptionNotUsable
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def known_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """A callback of options and arguments: says before anybody is asked that nobody could answer there. `host:port` is
+    taken as curl takes it. Raises OptionNotUsable.
+    """
+    if text is None:
+        return None
+    try:
+        url = httpx.URL(text if "://" in text else f"http://{text}")
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        option = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.metavar or "").strip("[]")
+        raise OptionNotUsable(option=option, value=text, remedy=f"write a URL such as {DEFAULT_URL}")
+    return text if "://" in text else f"http://{text}"
+
+
+GatewayUrl = Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.", callback=known_url)]
