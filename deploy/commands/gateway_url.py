@@ -16,14 +16,15 @@ def known_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
     """
     if text is None:
         return None
+    address = text if "://" in text else f"http://{text}"
     try:
-        url = httpx.URL(text if "://" in text else f"http://{text}")
+        url = httpx.URL(address)
     except httpx.InvalidURL:
         url = httpx.URL()
     if url.scheme not in ("http", "https") or not url.host:
         option = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.metavar or "").strip("[]")
         raise OptionNotUsable(option=option, value=text, remedy=f"write a URL such as {DEFAULT_URL}")
-    return text if "://" in text else f"http://{text}"
+    return address
 
 
 GatewayUrl = Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.", callback=known_url)]

@@ -60,16 +60,15 @@ class ModelTurns:
         """
         before, self.turn, is_first = self.turn, PlaceTurn(), not self._waits_since_s
         self._changes.look(known.fleet.at(now_s), known.goal, self._finish_s.keys(), now_s)
-        waiting = {**known.waiting(now_s), **self._returning(known, now_s)}
+        in_vain = [*_in_vain(known, now_s)]
+        waiting = {**known.waiting(now_s), **self._returning(known, in_vain, now_s)}
         self._waits_since_s = {m: self._waits_since_s.get(m, now_s) for m in waiting}
         if not waiting and not self._finish_s:
             return None
         placed = known.guests()
         self._finish_s = {m: s for m, s in self._finish_s.items() if m not in placed}
-        guests, load_s = (
-            [*_guests(known, transition, now_s), *self._in_vain(known, now_s)],
-            self._load_s(known, waiting),
-        )
+        guests = [*_guests(known, transition, now_s), *in_vain]
+        load_s = self._load_s(known, waiting)
         turn_s = turn_length_s(len(waiting), len(placed), rules, load_s)
         self._note_failures(known, guests, now_s)
         self._only_low = {g.model for g in guests if g.used_in_earnest_s < g.last_used_s}
@@ -107,19 +106,9 @@ class ModelTurns:
         there = {s.model: place_of(s.model) for s in report.models if s.phase is not ModelPhase.ASLEEP}
         return {model: self._finish_s[place] for model, place in there.items() if place in self._finish_s}
 
-    def _in_vain(self, known: ModelNeeds, now_s: float) -> Iterator[Guest]:
-        """Yields models on their way to places that others may have: those who asked for them have left, or all that
-        comes yet are files to a disk.
-        """
-        for model in known.guests():
-            phases = {known.fleet.phase(home, model) for home in known.goal.units_of(model)}
-            is_coming = phases.isdisjoint({ModelPhase.READY, ModelPhase.FAILED})
-            if is_coming and (known.downloads(model) or now_s - known.last_used_s(model) >= _IDLE_S):
-                yield Guest(model=model, in_vain=True)
-
-    def _returning(self, known: ModelNeeds, now_s: float) -> Mapping[str, bool]:
+    def _returning(self, known: ModelNeeds, in_vain: Sequence[Guest], now_s: float) -> Mapping[str, bool]:
         """Returns models with streams that run, which give way to such as came in vain."""
-        for_nothing = {home for g in self._in_vain(known, now_s) for home in known.goal.units_of(g.model)}
+        for_nothing = {home for guest in in_vain for home in known.goal.units_of(guest.model)}
         there = {m for home in for_nothing for m in known.fleet.lingering(home)} & self._finish_s.keys()
         return {m: m not in self._only_low for m in there if now_s - known.last_used_s(m) < _IDLE_S}
 
@@ -187,3 +176,14 @@ def _guests(known: ModelNeeds, transition: Transition, now_s: float) -> Iterator
                 used_in_earnest_s=known.used_in_earnest_s(model),
                 rate_per_s=known.rate_per_s(model),
             )
+
+
+def _in_vain(known: ModelNeeds, now_s: float) -> Iterator[Guest]:
+    """Yields models on their way to places that others may have: those who asked for them have left, or all that comes
+    yet are files to a disk.
+    """
+    for model in known.guests():
+        phases = {known.fleet.phase(home, model) for home in known.goal.units_of(model)}
+        is_coming = phases.isdisjoint({ModelPhase.READY, ModelPhase.FAILED})
+        if is_coming and (known.downloads(model) or now_s - known.last_used_s(model) >= _IDLE_S):
+            yield Guest(model=model, in_vain=True)
