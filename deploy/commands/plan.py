@@ -81,8 +81,8 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Draw the fleet as .png or .svg (needs muxfleet[plots]).")
     ] = None,
 ) -> None:
-    """Print which models sit on which units, and what they will serve. Exit code 1 if a model fits nowhere, if its
-    checkpoint here is not whole, or if no number of nodes is enough.
+    """Print which models sit on which units or take turns there, and what they will serve. Exit code 1 if a model fits
+    nowhere or would never be loaded, if its checkpoint here is not whole, or if no number of nodes is enough.
 
     Example: muxfleet plan examples/simulated-8gpu.yaml --solver search --what-if nodes=+1,rate.llama-8b=x2
     The cheapest nodes: muxfleet plan examples/simulated-8gpu.yaml --attainment 0.99 --price large=30,small=9

@@ -16,7 +16,7 @@ SUMMARIES: Mapping[str, str] = {
     "uncordon": "Let a unit or a node that was cordoned or drained take models again.",
     "rollout": "Replace the pods of a RayService whose templates changed, one by one, in the running Ray cluster.",
     "pull": "Download models into Hugging Face's cache of this machine, where its units look for them.",
-    "plan": "Print which models sit on which units, and what they will serve.",
+    "plan": "Print which models sit on which units or take turns there, and what they will serve.",
     "explain": "Say why a model sits where it sits, and what every other unit would have given it.",
     "render": "Print the Serve config of a fleet, for `serve deploy`.",
     "schema": "Print the JSON schema of fleet files, for editors.",
