@@ -9,7 +9,10 @@ from deploy.errors import SourceNotFound
 from deploy.fleet_file.model_specs import read_model_spec
 from profiler.errors import UnsupportedModel
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 128} | {
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
     "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
