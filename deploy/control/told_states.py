@@ -100,14 +100,15 @@ _AT_REST = frozenset({ModelPhase.READY, ModelPhase.FAILED})
 
 def is_settled(unit_id: str, fleet: Fleet, goal: Plan, *, is_plan_due: bool, now_s: float) -> bool:
     """A unit that came is settled when it holds what it shall, one that was told to leave when it holds nothing that
-    could move. Where no other unit serves anything, nobody has to wait for one that comes.
+    could move: to units that are there, or are still to come, as where a pool was renamed. Where no other unit
+    serves anything, nobody has to wait for one that comes.
     """
     unit = fleet.registry.get(unit_id)
     if unit is None:
         return False
     on_device = fleet.lingering(unit_id)
     if unit.report.wants_to_leave:
-        return not on_device or not fleet.usable(now_s)
+        return not on_device or not (fleet.usable(now_s) or fleet.registry.lacks_pools())
     if not fleet.is_anything_ready_beside(unit_id):
         return True
     if is_plan_due:

@@ -61,6 +61,7 @@ class UnitRegistry:
         self._timing = timing
         self._units: dict[str, KnownUnit] = {}
         self._expected: Mapping[str, int] = {}
+        self._heard_pools: set[str] = set()
         self.most_units: Mapping[str, int] = {}
         """Units of each pool that may grow beyond what is expected."""
         self.num_changes = 0
@@ -70,6 +71,7 @@ class UnitRegistry:
 
     def expect(self, expected: Mapping[str, int], costs: FleetCosts) -> None:
         """Units of each pool once the fleet is up."""
+        self._heard_pools &= self._expected.keys() & expected.keys()
         self._expected, self._costs = dict(expected), costs
         for unit in self._units.values():
             unit.device = costs.device_of(unit.report)
@@ -105,6 +107,7 @@ class UnitRegistry:
             report = replace(report, load=replace(report.load, steps=()))
         pool_blocks = None if before is None else before.pool_blocks
         self.num_changes += before is None or before.report != report
+        self._heard_pools.add(report.pool)
         self._units[report.unit_id] = KnownUnit(report, now_s, joined_s, device, pool_blocks)
         return before
 
@@ -146,6 +149,10 @@ class UnitRegistry:
     def is_complete(self) -> bool:
         present = Counter(u.report.pool for u in self.staying())
         return bool(present) and all(present[p] >= n for p, n in self._expected.items())
+
+    def lacks_pools(self) -> bool:
+        """Returns whether a pool's first unit is still to come. One whose units all went again is not waited for."""
+        return any(number and pool not in self._heard_pools for pool, number in self._expected.items())
 
     def _drop(self, unit_id: str) -> Lost:
         report = self._units.pop(unit_id).report

@@ -116,13 +116,13 @@ class World:
         self.now_s += after_s
         self.restart_control_loop(msgspec.json.decode(written, type=ControlState).shifted(-1e9))
 
-    def want(self, wanted: Catalog, *, expected_units: int | None = None) -> None:
+    def want(self, wanted: Catalog, *, expected_units: int | None = None, pool: str = "p") -> None:
         self._catalog = wanted
         self._expected = self._expected if expected_units is None else expected_units
         planner = self.planner or PlannerInPlace(self.solver, self._costs.estimator)
         self.loop.set_catalog(
             wanted,
-            expected_units={"p": self._expected},
+            expected_units={pool: self._expected},
             planner=planner,
             rules=self._rules,
             costs=self._costs,
@@ -137,11 +137,13 @@ class World:
         node: str = "n",
         broken: str = "",
         sizes_pool: bool = False,
+        pool: str = "p",
     ) -> FakeUnit:
         """`broken` has one letter per model that does not load there."""
         self._started_units += 1
         unit = FakeUnit(
             unit_id=f"u{self._started_units}",
+            pool=pool,
             total_blocks=total_blocks,
             memory_bytes=memory_bytes,
             node=node,

@@ -45,6 +45,45 @@ def test_units__all_told_to_leave__are_settled_at_once() -> None:
     assert settled(world) == {"u1": True, "u2": True}
 
 
+def test_unit__of_the_only_pool_which_is_renamed_there_and_back__serves_on_until_the_new_ones_do() -> None:
+    world = World(catalog("a"), expected_units=1)
+    old = world.start_unit()
+    world.beat(6)
+
+    for pool in ("renamed", "p"):
+        world.want(catalog("a"), pool=pool)
+        old.wants_to_leave = True
+        world.beat(6)
+        assert not settled(world)[old.unit_id]
+
+        new = world.start_unit(pool=pool)
+        for _ in range(10):
+            world.beat()
+            assert world.serving("a")
+        assert settled(world)[old.unit_id]
+        assert new.ready() == {"a"}
+
+        old.is_leaving = True
+        world.beat()
+        world.kill_unit(old.unit_id)
+        old = new
+
+
+def test_units__all_told_to_leave_and_the_first_has_gone__are_settled_at_once() -> None:
+    world = world_of(Told(a="u1", b="u2"), "a", "b")
+    for unit in world.units.values():
+        unit.wants_to_leave = True
+    world.beat()
+    world.units["u1"].is_leaving = True
+    world.beat()
+    world.kill_unit("u1")
+    world.now_s += 60.0
+
+    world.beat(2)
+
+    assert settled(world) == {"u2": True}
+
+
 def test_unit__comes_to_a_fleet_that_serves__is_settled_when_it_holds_what_it_shall() -> None:
     world = World(catalog(catalog_model("a", replicas=2)), expected_units=2)
     for _ in range(2):
