@@ -24,7 +24,7 @@ from traces.trace import Trace
 
 def bench(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint.", callback=known_url)],
+    url: Annotated[str, typer.Argument(metavar="URL", help="OpenAI-compatible URL or host:port.", callback=known_url)],
     trace: Annotated[Path, typer.Option(metavar="FILE", help=f"{FILES}.")],
     requests: Annotated[int | None, typer.Option(help="Replay only the first N.", min=1)] = None,
     rate: Annotated[float | None, typer.Option(help="Mean requests per second.", min=1e-6, max=1e6)] = None,

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deploy.commands.gateway_url import file_or_url
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.plan_screen import headroom
 from deploy.commands.table_cells import pace_in_words
@@ -31,7 +32,12 @@ _SHOWN = 12
 
 
 def explain(
-    fleet: Annotated[str, typer.Argument(metavar="FLEET", help="Fleet file, or the URL of a running fleet.")],
+    fleet: Annotated[
+        str,
+        typer.Argument(
+            metavar="FLEET", help="Fleet file, or URL or host:port of a running fleet.", callback=file_or_url
+        ),
+    ],
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Id of one of its models.")],
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="What muxfleet plan --json wrote. Default: plan now.")

@@ -1,5 +1,7 @@
 """Reads addresses as people write them on a command line."""
 
+import re
+from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -8,6 +10,7 @@ import typer
 from deploy.errors import OptionNotUsable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_HOST_AND_PORT = re.compile(r"[^/]+:\d+(/.*)?")
 
 
 def known_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
@@ -27,4 +30,12 @@ def known_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
     return address
 
 
-GatewayUrl = Annotated[str, typer.Argument(metavar="[URL]", help="A fleet's gateway.", callback=known_url)]
+def file_or_url(parameter: typer.CallbackParam, text: str) -> str:
+    """A callback as `known_url`, of what may be a file, too: one that is there is meant, whatever its name."""
+    is_url = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not Path(text).exists())
+    return known_url(parameter, text) or text if is_url else text
+
+
+GatewayUrl = Annotated[
+    str, typer.Argument(metavar="[URL]", help="A fleet's gateway; host:port will do.", callback=known_url)
+]

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from deploy.commands.gateway_url import known_url
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.profile_run import profile_of_run
 from deploy.commands.terminal import terminal
@@ -42,7 +43,10 @@ Tables = Annotated[
 FromRun = Annotated[
     str | None,
     typer.Option(
-        "--from-run", metavar="URL", help="Fit rates and host time to a short run of an OpenAI-compatible endpoint."
+        "--from-run",
+        metavar="URL",
+        help="Fit rates and host time to a short run of an OpenAI-compatible endpoint; host:port will do.",
+        callback=known_url,
     ),
 ]
 Model = Annotated[str | None, typer.Option(help="With --from-run: a model of the fleet. Default: its only one.")]

@@ -15,7 +15,6 @@ from profiler.profile import Profile
 from profiler.rate_fit import RateFit
 from profiler.served_steps import Rung
 from traces.outcome import RequestOutcome
-from traces.replay import completions_url
 
 
 def profile_of_run(
@@ -32,7 +31,6 @@ def profile_of_run(
     if file is None:
         remedy = "it takes a fleet file, whose pool says the GPU and whose model says the shape"
         raise OptionNotUsable(option="--from-run", value=url, remedy=remedy)
-    completions_url(url)
     asked = served_model(read_fleet_file(file), pool, model)
     client = EndpointClient(url=url, model=asked.name, api_key=known_api_key(api_key))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -306,3 +306,15 @@ def test_address__without_a_scheme__is_taken_as_curl_does(run: Run) -> None:
 
     assert code == 1
     assert err.startswith("muxfleet: no fleet answers at http://127.0.0.1:9: ")
+
+
+def test_explain__address_without_a_scheme__asks_the_fleet_unless_a_file_has_that_name(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, _, unanswered = run("explain", "127.0.0.1:9", "m")
+    (tmp_path / "127.0.0.1:9").write_text("models: []")
+    _, _, of_file = run("explain", "127.0.0.1:9", "m")
+
+    assert unanswered.startswith("muxfleet: no fleet answers at http://127.0.0.1:9: ")
+    assert of_file.startswith("muxfleet: 127.0.0.1:9:1: models = []: ")

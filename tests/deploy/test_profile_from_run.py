@@ -223,8 +223,8 @@ def test_command__against_a_server__writes_a_profile_that_plans(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("--from-run", "nowhere"), "give the server's base URL"),
-        (("--from-run", "http://127.0.0.1:1"), "a first request was not answered"),
+        (("--from-run", "ftp://nowhere"), "--from-run ftp://nowhere: write a URL such as"),
+        (("--from-run", "127.0.0.1:1"), "a first request was not answered"),
         (("--from-run", "http://127.0.0.1:1", "--model", "x"), "the fleet file has m"),
         (("--from-run", "http://127.0.0.1:1", "--pool", "x"), "the fleet file has h"),
         (("--from-run", "http://127.0.0.1:1", "--cores", "2"), "leave them out"),
