@@ -43,7 +43,7 @@ def command(tmp_path: Path, name: str, *options: object) -> dict[str, object]:
 
 def fleet_file(tmp_path: Path) -> Path:
     path = tmp_path / "one.yaml"
-    path.write_text(FLEET.format(source=EXAMPLES / "models" / "qwen2.5-1.5b"))
+    path.write_text(FLEET.format(source=EXAMPLES / "models" / "llama-3.1-8b"))
     return path
 
 
@@ -52,7 +52,7 @@ POLICIES = ("--policy", "mux", "--policy", "chunked_prefill", "--policy", "prefi
 
 @pytest.mark.parametrize(
     "options",
-    [POLICIES, (*POLICIES, "--sweep", "rate=0.5,50"), ("--sweep", "rate=0.5,5,40")],
+    [POLICIES, (*POLICIES, "--sweep", "rate=0.5,12"), ("--sweep", "rate=0.5,2,12")],
     ids=["policies", "sweeps of policies", "one sweep"],
 )
 def test_simulate__in_three_processes__writes_what_one_writes(options, tmp_path):
@@ -60,6 +60,9 @@ def test_simulate__in_three_processes__writes_what_one_writes(options, tmp_path)
     one, three = (command(tmp_path, f"jobs{n}", *simulate, "--jobs", n) for n in (1, 3))
     assert one == three
     assert one["deployments"]
+    sweeps = [found["points"] for found in one["deployments"].values() if "points" in found]
+    assert all(len(points) > 3 for points in sweeps), "no rate was too high, so none was bisected"
+    assert bool(sweeps) == ("--sweep" in options)
 
 
 def test_compare__in_two_processes__writes_what_one_writes(tmp_path):
