@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from long_tests import LEFT_TO_CI, LONG, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part, is_of_turn
+from source_trees import kept_trees
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
@@ -98,6 +99,13 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """No fleet of a test goes on where another's ended."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def syntax_trees() -> Iterator[None]:
+    """Those of source_trees.py are kept for one file of tests."""
+    with kept_trees():
         yield
 
 

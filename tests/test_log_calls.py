@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from source_trees import nodes_of
+
+pytestmark = pytest.mark.usefixtures("syntax_trees")
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pdmux_actor/serving", "pdmux_actor/backends", "router", "deploy")
@@ -30,7 +33,7 @@ FIELDS = {
 
 def calls(file: Path) -> Iterator[tuple[ast.Call, ast.AST]]:
     """Of the file's logger, each with its function."""
-    for function in ast.walk(ast.parse(file.read_text())):
+    for function in nodes_of(file):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
                 if (

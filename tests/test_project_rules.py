@@ -1,17 +1,18 @@
 """Rules of CONTRIBUTING.md that no linter knows. A rule that nothing runs is not a rule."""
 
 import ast
-import gc
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from source_trees import nodes_of, tree_of
+
+pytestmark = pytest.mark.usefixtures("syntax_trees")
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy", "muxfleet")
@@ -57,26 +58,6 @@ def product_files() -> list[Path]:
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
-
-
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree_of(path)))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trees_are_kept_for_this_file_only() -> Iterator[None]:
-    """Nothing looks for garbage among their millions of nodes."""
-    gc.disable()
-    yield
-    gc.enable()
-    tree_of.cache_clear()
-    nodes_of.cache_clear()
 
 
 def tracked_files() -> list[Path]:
@@ -317,18 +298,17 @@ def test_pure_modules__imported__leave_torch_out() -> None:
     assert run.returncode == 0, run.stderr
 
 
-def unbounded_waits(source: str) -> Iterator[int]:
+def unbounded_waits(source: str, nodes: Sequence[ast.AST]) -> Iterator[int]:
     """Lines that wait for another process, thread or task without a deadline and do not say why they need none."""
     lines = source.splitlines()
-    tree = ast.parse(source)
     bounded = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if (isinstance(node, ast.AsyncWith) and any("timeout(" in ast.unparse(i.context_expr) for i in node.items))
         or (isinstance(node, ast.Call) and is_attribute(node.func, "wait_for", of="asyncio"))
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or id(node) in bounded:
             continue
         has_timeout = any(k.arg in {"timeout", "timeout_s"} for k in node.keywords)
@@ -341,7 +321,11 @@ def unbounded_waits(source: str) -> Iterator[int]:
 
 
 def test_waits__any_product_file__have_a_deadline_or_say_why_not() -> None:
-    found = [f"{relative(path)}:{line}" for path in product_files() for line in unbounded_waits(path.read_text())]
+    found = [
+        f"{relative(path)}:{line}"
+        for path in product_files()
+        for line in unbounded_waits(path.read_text(), nodes_of(path))
+    ]
     assert not found, f"bound it by a setting, or say beside it why there is '# no deadline: ...': {found}"
 
 
@@ -360,4 +344,4 @@ def test_waits__any_product_file__have_a_deadline_or_say_why_not() -> None:
     ],
 )
 def test_unbounded_waits__samples__are_told_apart(source: str, lines: list[int]) -> None:
-    assert list(unbounded_waits(source)) == lines
+    assert list(unbounded_waits(source, list(ast.walk(ast.parse(source))))) == lines

@@ -2,13 +2,14 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from source_trees import nodes_of, tree_of
 
 from deploy.cli import build_app
 from deploy.errors import FleetFileError
@@ -22,6 +23,8 @@ from scripts.chart.register_tables import documents
 from scripts.chart.values_schema import values_schema
 from traces.readers.registry import FILES, READERS
 from traces.register import Named, Register
+
+pytestmark = pytest.mark.usefixtures("syntax_trees")
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy", "muxfleet", "scripts")
@@ -191,9 +194,9 @@ def test_documents__any_register__have_a_row_for_every_name(listed: Listed) -> N
     assert [name for name in sorted(rows) if name in listed.register] == list(listed.register)
 
 
-def literals_of(source: str) -> Sequence[ast.AST]:
+def literals_among(nodes: Iterable[ast.AST]) -> Sequence[ast.AST]:
     kinds = ast.Tuple | ast.List | ast.Set | ast.Dict | ast.Constant
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [node for node in nodes if isinstance(node, kinds)]
 
 
 def lists_by_hand(literals: Sequence[ast.AST], names: Register[Any]) -> Iterator[int]:
@@ -212,10 +215,10 @@ def lists_by_hand(literals: Sequence[ast.AST], names: Register[Any]) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def literals() -> Mapping[Path, Sequence[ast.AST]]:
+def literals(syntax_trees: None) -> Mapping[Path, Sequence[ast.AST]]:
     """Every product file's, for all registers."""
     files = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
-    return {path: literals_of(path.read_text()) for path in files}
+    return {path: literals_among(nodes_of(path)) for path in files}
 
 
 @any_register
@@ -236,7 +239,7 @@ def test_register__any__holds_every_file_of_its_folder_that_declares_something(l
     declared = [
         target.id
         for path in (ROOT / listed.folder).glob("*.py")
-        for node in ast.parse(path.read_text()).body
+        for node in tree_of(path).body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name) and target.id == listed.register.constant
@@ -260,7 +263,7 @@ def test_register__any__holds_every_file_of_its_folder_that_declares_something(l
     ],
 )
 def test_lists_by_hand__samples__are_told_apart(source: str, lines: list[int]) -> None:
-    assert list(lists_by_hand(literals_of(source), POLICIES)) == lines
+    assert list(lists_by_hand(literals_among(ast.walk(ast.parse(source))), POLICIES)) == lines
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from source_trees import nodes_of, tree_of
 
 from muxfleet.own_packages import PACKAGES
+
+pytestmark = pytest.mark.usefixtures("syntax_trees")
 
 ROOT = Path(__file__).resolve().parents[1]
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| `([\w/]+/)` \|$", re.MULTILINE)
@@ -24,11 +26,6 @@ FRAGMENT = re.compile(
 def product_files() -> Iterator[Path]:
     for package in (*PACKAGES, "muxfleet"):
         yield from (p for p in sorted((ROOT / package).rglob("*.py")) if p.name != "__init__.py")
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def room_of(path: Path) -> str:
@@ -74,7 +71,7 @@ def test_glossary__concepts__stand_once() -> None:
 def docstrings() -> Iterator[tuple[str, str]]:
     """Those of modules and of what is public, by file and line."""
     for path in product_files():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             is_private = getattr(node, "name", "").startswith("_") and not getattr(node, "name", "").endswith("__")
