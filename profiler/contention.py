@@ -33,18 +33,20 @@ class GuardCell(NamedTuple):
 
     @classmethod
     def of(cls, decode_sms: int, beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> "GuardCell":
-        return cls(
-            decode_sms=decode_sms,
-            prefill_new=power_of_four(sum([chunk.new_tokens for chunk in beside])),
-            prefill_reused=power_of_four(sum([chunk.context_tokens for chunk in beside])),
-            decode_batch=power_of_four(len(context_tokens)),
-            decode_reused=power_of_four(sum(context_tokens)),
-        )
+        return cls(decode_sms, *_batches(beside, context_tokens))
 
-    def on(self, decode_sms: int) -> "GuardCell":
-        """The same batches on another share."""
-        _, new, reused, batch, decode_reused = self
-        return GuardCell(decode_sms, new, reused, batch, decode_reused)
+
+_Batches = tuple[int, int, int, int]  # a cell's on any share
+
+
+def _batches(beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> _Batches:
+    new, reused = sum([chunk.new_tokens for chunk in beside]), sum([chunk.context_tokens for chunk in beside])
+    return (
+        power_of_four(new),
+        power_of_four(reused),
+        power_of_four(len(context_tokens)),
+        power_of_four(sum(context_tokens)),
+    )
 
 
 def power_of_four(count: int) -> int:
@@ -72,16 +74,16 @@ class SlowdownsByShare:
     them.
     """
 
-    __slots__ = ("_cell", "_known", "_slowdown")
+    __slots__ = ("_batches", "_known", "_slowdown")
 
-    def __init__(self, cell: GuardCell, slowdown: Callable[[GuardCell], float]) -> None:
-        self._cell, self._slowdown = cell, slowdown
+    def __init__(self, batches: _Batches, slowdown: Callable[[GuardCell], float]) -> None:
+        self._batches, self._slowdown = batches, slowdown
         self._known: dict[int, float] = {}
 
     def on(self, decode_sms: int) -> float:
         known = self._known.get(decode_sms)
         if known is None:
-            known = self._known[decode_sms] = self._slowdown(self._cell.on(decode_sms))
+            known = self._known[decode_sms] = self._slowdown(GuardCell(decode_sms, *self._batches))
         return known
 
     def forget(self, decode_sms: int) -> None:
@@ -97,7 +99,7 @@ class ContentionGuard:
         self._grid = dict(grid or {})
         self._seen: dict[GuardCell, deque[float]] = {}
         self._learned: dict[GuardCell, float] = {}  # what those say
-        self._by_share: dict[GuardCell, SlowdownsByShare] = {}  # by cells on no share
+        self._by_share: dict[_Batches, SlowdownsByShare] = {}
         self._moved = 0
 
     @property
@@ -112,10 +114,10 @@ class ContentionGuard:
 
     def by_share(self, beside: Sequence[ChunkShape], context_tokens: Sequence[int]) -> SlowdownsByShare:
         """Returns `slowdown` of these batches, share by share."""
-        cell = GuardCell.of(0, beside, context_tokens)
-        known = self._by_share.get(cell)
+        batches = _batches(beside, context_tokens)
+        known = self._by_share.get(batches)
         if known is None:
-            known = self._by_share[cell] = SlowdownsByShare(cell, self.slowdown)
+            known = self._by_share[batches] = SlowdownsByShare(batches, self.slowdown)
         return known
 
     def observe(self, cell: GuardCell, slowdown: float) -> None:
@@ -128,7 +130,7 @@ class ContentionGuard:
             seen = self._seen[cell] = deque(maxlen=WINDOW)
         seen.append(max(1.0, slowdown))
         now = self._learned[cell] = worst_of(seen, self._grid.get(cell, self._prior))
-        if (known := self._by_share.get(cell.on(0))) is not None:
+        if (known := self._by_share.get(cell[1:])) is not None:
             known.forget(cell.decode_sms)
         self._moved += now != before
 

@@ -69,23 +69,23 @@ def simulated_prompt(record: TraceRecord, *, index: int, block_tokens: int | Non
     >>> len(one), one[:10] == two[:10], one[10:] == two[10:]
     (20, True, False)
     """
-    ids: list[int] = []
+    num_tokens, base = record.input_tokens, vocab_size - _FIRST
+    ids, start = [_FILLER] * num_tokens, 0
     if block_tokens is not None:
         for block in record.prefix_block_hashes:
-            ids += _piece(_BLOCK_MARK, block, block_tokens, vocab_size)
-    missing = record.input_tokens - len(ids)
-    if missing > 0:
-        ids += _piece(_OWN_MARK, index, missing, vocab_size)
-    return tuple(ids[: record.input_tokens])
+            _spell(ids, start, min(num_tokens, start + block_tokens), _BLOCK_MARK, block, base)
+            start += block_tokens
+    _spell(ids, start, num_tokens, _OWN_MARK, index, base)
+    return tuple(ids)
 
 
-def _piece(mark: int, number: int, length: int, vocab_size: int) -> list[int]:
-    base = vocab_size - _FIRST
-    spelled = [mark]
-    for _ in range(_DIGITS):
+def _spell(ids: list[int], start: int, end: int, mark: int, number: int, base: int) -> None:
+    """Writes the mark and the digits of the number from `start` on, those that have room before `end`."""
+    written = mark
+    for place in range(start, min(end, start + 1 + _DIGITS)):
+        ids[place] = written
         number, digit = divmod(number, base)
-        spelled.append(_FIRST + digit)
-    return (spelled + [_FILLER] * (length - len(spelled)))[:length]
+        written = _FIRST + digit
 
 
 @dataclass(slots=True, eq=False)

@@ -136,22 +136,28 @@ class SimulatedEngine:
     def _wake(self) -> None:
         if self._due_s != self._agenda.clock.now_s:
             return  # the end moved: a launch that joined meanwhile slows this one down
-        self._due_s = None
-        self._loop.collect()
-        self._loop.act()
-        self._run_ahead()
+        # A run that a view or another model's arrival ended mostly goes on: the launch that ends now is in it.
+        if self._executor.next_end_s() != self._due_s or not self._run_ahead():
+            self._due_s = None
+            self._loop.collect()
+            self._loop.act()
+            self._run_ahead()
         self._ask_for_wake()
 
-    def _run_ahead(self) -> None:
-        """What decides itself needs no wake for each launch, up to when something may come."""
+    def _run_ahead(self) -> bool:
+        """What decides itself needs no wake for each launch, up to when something may come. False: it must be looked
+        at.
+        """
         if self._until_s is None:
-            return
-        is_asked_for = self._due_s == self._executor.next_end_s()  # by a request that came when another one ended
+            return False
+        is_asked_for = self._due_s == self._executor.next_end_s()  # this wake, or by a request that came since
         ahead = self._scheduler.run_on(self._executor, self._until_s)
-        if ahead is not None:
-            self._agenda.num_done += ahead.num_ends - is_asked_for  # the wakes that were not needed
-            for tokens in ahead.tokens:
-                self._on_stretch(tokens)
+        if ahead is None:
+            return False
+        self._agenda.num_done += ahead.num_ends - is_asked_for  # the wakes that were not needed
+        for tokens in ahead.tokens:
+            self._on_stretch(tokens)
+        return True
 
     def _ask_for_wake(self) -> None:
         due_s, deadline_s = self._executor.next_end_s(), self._scheduler.next_deadline_s()

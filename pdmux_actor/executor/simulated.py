@@ -265,8 +265,8 @@ class SimulatedExecutor:
         drawn, beside_prefill = sum(demands), 1.0 if prefill is None else self._decode_slowdown
         if len(decodes) == 1:
             decodes[0].rate = 1 / beside_prefill
-        for work, demand in zip(decodes, demands, strict=False):
-            work.rate = 1 / (beside_prefill * slowdown_beside(demand, drawn - demand))
+        for place, demand in enumerate(demands):
+            decodes[place].rate = 1 / (beside_prefill * slowdown_beside(demand, drawn - demand))
         if prefill is not None:
             slowdown = self._prefill_slowdown if decodes else 1.0
             if drawn > 0:

@@ -175,17 +175,17 @@ def test_guard_file__seen_once__is_not_kept(tmp_path: Path) -> None:
 
 def test_guard_file__two_engines__each_keeps_what_the_other_learned(tmp_path: Path) -> None:
     write_guard(learned_guard(CELL, 1.7), tmp_path / "guard.json", H100)
-    write_guard(learned_guard(CELL.on(64), 1.2), tmp_path / "guard.json", H100)
+    write_guard(learned_guard(CELL._replace(decode_sms=64), 1.2), tmp_path / "guard.json", H100)
     write_guard(learned_guard(CELL, 1.4), tmp_path / "guard.json", H100)
 
-    assert read_guard_grid(tmp_path / "guard.json", H100) == {CELL: 1.4, CELL.on(64): 1.2}
+    assert read_guard_grid(tmp_path / "guard.json", H100) == {CELL: 1.4, CELL._replace(decode_sms=64): 1.2}
 
 
 def test_guard_file__two_engines_end_at_once__neither_writes_over_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "guard.json"
-    second = threading.Thread(target=write_guard, args=(learned_guard(CELL.on(64), 1.2), file, H100))
+    second = threading.Thread(target=write_guard, args=(learned_guard(CELL._replace(decode_sms=64), 1.2), file, H100))
 
     def read_while_the_other_ends(path: Path, device: DeviceSpec) -> dict[GuardCell, float]:
         grid = read_guard_grid(path, device)
@@ -198,7 +198,7 @@ def test_guard_file__two_engines_end_at_once__neither_writes_over_the_other(
     write_guard(learned_guard(CELL, 1.7), file, H100)
     second.join(timeout=60)
 
-    assert read_guard_grid(file, H100) == {CELL: 1.7, CELL.on(64): 1.2}
+    assert read_guard_grid(file, H100) == {CELL: 1.7, CELL._replace(decode_sms=64): 1.2}
 
 
 @pytest.mark.parametrize(

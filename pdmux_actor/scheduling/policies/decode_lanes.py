@@ -99,9 +99,10 @@ class DecodeBatches(msgspec.Struct, gc=False):
         return cls([queue.tbt_targets for queue in decoding])
 
     def are_of(self, decoding: Sequence[ModelQueue]) -> bool:
-        if len(self.targets) != len(decoding):
+        targets = self.targets
+        if len(targets) != len(decoding):
             return False
-        return not [q for targets, q in zip(self.targets, decoding, strict=True) if targets is not q.tbt_targets]
+        return not [None for place, queue in enumerate(decoding) if targets[place] is not queue.tbt_targets]
 
 
 def is_near(now_s: float, then_s: float) -> bool:

@@ -57,8 +57,8 @@ class ShareAlone(msgspec.Struct, kw_only=True, gc=False):
         """Returns what a cycle takes by now. None: the share is to be chosen anew."""
         if not self.batches.are_of(decoding):
             return None
-        for known, queue in zip(self.known, decoding, strict=True):
-            if known is not predictor.known_decode_shares(queue.model, len(queue.running)):
+        for place, queue in enumerate(decoding):
+            if self.known[place] is not predictor.known_decode_shares(queue.model, len(queue.running)):
                 return None
         cycle_s = self.gain * predictor.decode_steps_s(decoding, self.sms)
         return cycle_s if is_near(cycle_s, self.cycle_s) else None

@@ -17,7 +17,7 @@ from profiler.gpus.h100 import DEVICE as H100
 from profiler.guard_file import read_guard_grid
 
 CELL = GuardCell(32, 5, 0, 2, 4)
-NEIGHBOUR = CELL.on(64)
+NEIGHBOUR = CELL._replace(decode_sms=64)
 
 
 def teach(guard: ContentionGuard, cell: GuardCell, slowdown: float) -> None:
