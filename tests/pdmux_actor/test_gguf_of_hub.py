@@ -14,7 +14,7 @@ from tiny_gguf import write_tiny_gguf
 
 REPO = "some-org/tiny-GGUF"
 TOKEN = "hf_" + "x" * 34
-IMPORTS = "import gguf, pydantic, sys, torch\nassert 'huggingface_hub' not in sys.modules"
+IMPORTS = "import deploy.fleet_file.model_section, gguf, httpx, sys, torch\nassert 'huggingface_hub' not in sys.modules"
 PROGRAM = """
 import json, sys
 from deploy.errors import SourceNotFound

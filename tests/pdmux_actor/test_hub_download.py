@@ -2,18 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 from fake_hub import COMMIT, FakeHub, fake_hub
+from forked_programs import ForkedPrograms, forked_programs
 
 from pdmux_actor.models.hub_snapshot import DownloadBar
 
+Downloaded = Callable[..., Mapping[str, Any]]
 REPO = "some-org/some-model"
 TOKEN = "hf_" + "x" * 34
 WEIGHTS = bytes(range(256)) * 20_000
@@ -24,6 +24,7 @@ FILES = {
     "pytorch_model.bin": b"not wanted",
 }
 
+IMPORTS = "import sys, httpx, tqdm.auto, deploy.fleet_file.model_section\nassert 'huggingface_hub' not in sys.modules"
 PROGRAM = """
 import json, sys
 from pdmux_actor.errors import ModelLoadError
@@ -54,23 +55,31 @@ except SourceNotFound as error:
 """
 
 
-def downloaded(hub: FakeHub, home: Path, program: str = PROGRAM, **environment: str) -> Mapping[str, Any]:
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    ran = subprocess.run(
-        [sys.executable, "-c", program, REPO],
-        env={**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": TOKEN, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return json.loads(ran.stdout)
+@pytest.fixture(scope="module")
+def programs() -> Iterator[ForkedPrograms]:
+    with forked_programs(IMPORTS) as forked:
+        yield forked
+
+
+@pytest.fixture
+def downloaded(hub: FakeHub, programs: ForkedPrograms) -> Downloaded:
+    """What a program says that asks the hub for REPO. `home` is where it keeps what came."""
+
+    def downloaded(home: Path, program: str = PROGRAM, url: str = hub.url, **environment: str) -> Mapping[str, Any]:
+        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        of_hub = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": TOKEN}
+        found: Mapping[str, Any] = json.loads(
+            programs.run(program, REPO, environment={**kept, **of_hub, **environment})
+        )
+        return found
+
+    return downloaded
 
 
 def test_resolve_checkpoint__hub_id__is_downloaded_under_hf_home_and_tells_how_far_it_is(
-    hub: FakeHub, tmp_path: Path
+    tmp_path: Path, downloaded: Downloaded
 ) -> None:
-    found = downloaded(hub, tmp_path)
+    found = downloaded(tmp_path)
 
     folder = Path(found["folder"])
     assert folder.is_relative_to(tmp_path)
@@ -83,21 +92,25 @@ def test_resolve_checkpoint__hub_id__is_downloaded_under_hf_home_and_tells_how_f
     assert COMMIT in found["folder"]
 
 
-def test_resolve_checkpoint__connection_is_cut__says_what_to_check(hub: FakeHub, tmp_path: Path) -> None:
+def test_resolve_checkpoint__connection_is_cut__says_what_to_check(
+    hub: FakeHub, tmp_path: Path, downloaded: Downloaded
+) -> None:
     """Else its error, which is none of the library's own, would end the unit with all its models."""
     hub.cuts = True
 
-    told = downloaded(hub, tmp_path)
+    told = downloaded(tmp_path)
 
     assert "the download failed: Server disconnected" in told["reason"]
     assert "the network" in told["remedy"]
 
 
-def test_shape_of_a_model__connection_is_cut__is_one_line_after_one_try(hub: FakeHub, tmp_path: Path) -> None:
+def test_shape_of_a_model__connection_is_cut__is_one_line_after_one_try(
+    hub: FakeHub, tmp_path: Path, downloaded: Downloaded
+) -> None:
     """The library would try for half a minute, and fill the terminal with it."""
     hub.cuts = True
 
-    told = downloaded(hub, tmp_path, SHAPE_PROGRAM)
+    told = downloaded(tmp_path, SHAPE_PROGRAM)
 
     assert len([path for _, path, _ in hub.asked if path.endswith("config.json")]) == 1
     assert told["reason"].startswith(
@@ -107,23 +120,25 @@ def test_shape_of_a_model__connection_is_cut__is_one_line_after_one_try(hub: Fak
     assert "\n" not in told["reason"]
 
 
-def test_shape_of_a_model__of_the_hub__is_fetched(hub: FakeHub, tmp_path: Path) -> None:
-    assert downloaded(hub, tmp_path, SHAPE_PROGRAM) == {}
+def test_shape_of_a_model__of_the_hub__is_fetched(tmp_path: Path, downloaded: Downloaded) -> None:
+    assert downloaded(tmp_path, SHAPE_PROGRAM) == {}
 
 
-def test_resolve_checkpoint__wrong_token__says_what_to_check(hub: FakeHub, tmp_path: Path) -> None:
-    found = downloaded(hub, tmp_path, HF_TOKEN="hf_" + "y" * 34)
+def test_resolve_checkpoint__wrong_token__says_what_to_check(tmp_path: Path, downloaded: Downloaded) -> None:
+    found = downloaded(tmp_path, HF_TOKEN="hf_" + "y" * 34)
 
     assert REPO in found["reason"]
     assert "HF_TOKEN" in found["remedy"]
 
 
-def test_resolve_checkpoint__download_breaks_off__goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_resolve_checkpoint__download_breaks_off__goes_on_where_it_stood(
+    tmp_path: Path, downloaded: Downloaded
+) -> None:
     content = WEIGHTS * 5  # the library keeps what came in pieces of 10 MiB
     with fake_hub(REPO, {"model.safetensors": content}, token=TOKEN) as hub:
         hub.break_off.add("model.safetensors")
 
-        found = downloaded(hub, tmp_path)
+        found = downloaded(tmp_path, url=hub.url)
 
         assert (Path(found["folder"]) / "model.safetensors").read_bytes() == content
         ranges = [asked for method, path, asked in hub.asked if method == "GET" and "/resolve/" in path]
@@ -133,28 +148,32 @@ def test_resolve_checkpoint__download_breaks_off__goes_on_where_it_stood(tmp_pat
 FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, -1))\n"
 
 
-def test_resolve_checkpoint__disk_full__says_where_to_make_room(hub: FakeHub, tmp_path: Path) -> None:
-    told = downloaded(hub, tmp_path, FULL_DISK + PROGRAM)
+def test_resolve_checkpoint__disk_full__says_where_to_make_room(tmp_path: Path, downloaded: Downloaded) -> None:
+    told = downloaded(tmp_path, FULL_DISK + PROGRAM)
 
     assert told["reason"].startswith(f"'{REPO}' cannot be downloaded into {tmp_path}/hub: File too large")
     assert told["remedy"] == "make room there, or set HF_HOME to a folder of yours with room"
 
 
-def test_resolve_checkpoint__cache_cannot_be_written__says_which_and_what_to_set(hub: FakeHub, tmp_path: Path) -> None:
+def test_resolve_checkpoint__cache_cannot_be_written__says_which_and_what_to_set(
+    tmp_path: Path, downloaded: Downloaded
+) -> None:
     (tmp_path / "file").write_text("")
 
-    told = downloaded(hub, tmp_path / "file" / "home")
+    told = downloaded(tmp_path / "file" / "home")
 
     assert f"{tmp_path}/file/home/hub: Not a directory" in told["reason"]
     assert "HF_HOME" in told["remedy"]
 
 
-def test_resolve_checkpoint__offline__takes_what_is_there_and_asks_nobody(hub: FakeHub, tmp_path: Path) -> None:
-    there = downloaded(hub, tmp_path)
+def test_resolve_checkpoint__offline__takes_what_is_there_and_asks_nobody(
+    hub: FakeHub, tmp_path: Path, downloaded: Downloaded
+) -> None:
+    there = downloaded(tmp_path)
     hub.asked.clear()
 
-    found = downloaded(hub, tmp_path, HF_HUB_OFFLINE="1")
-    absent = downloaded(hub, tmp_path / "empty", HF_HUB_OFFLINE="1")
+    found = downloaded(tmp_path, HF_HUB_OFFLINE="1")
+    absent = downloaded(tmp_path / "empty", HF_HUB_OFFLINE="1")
 
     assert found["folder"] == there["folder"]
     assert REPO in absent["reason"]
