@@ -6,6 +6,8 @@ from pathlib import Path
 
 from deploy.errors import OptionNotUsable
 
+_RAY_RECONNECT, _RAY_RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
+
 
 def cache_folder() -> Path:
     """Returns where generated checkpoints live: the XDG cache. Raises OptionNotUsable: nobody says where that is."""
@@ -56,6 +58,14 @@ def otlp_endpoint() -> str | None:
 def ray_address() -> str | None:
     """An existing cluster to join, from RAY_ADDRESS."""
     return os.environ.get("RAY_ADDRESS") or None
+
+
+def ray_reconnect_s() -> float:
+    """Returns how long Ray waits for a head that is gone before it ends the process that waits."""
+    try:
+        return float(os.environ.get(_RAY_RECONNECT) or _RAY_RECONNECT_S)
+    except ValueError:  # Ray refuses it itself
+        return _RAY_RECONNECT_S
 
 
 def ray_auth_token() -> str:

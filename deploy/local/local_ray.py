@@ -18,8 +18,9 @@ import ray
 from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 from ray.exceptions import RayError
 
-from deploy.environment import export_environment, replace_environment
+from deploy.environment import export_environment, ray_reconnect_s, replace_environment
 from deploy.errors import ClusterUnreachable, FleetStartError
+from deploy.local.head_watch import ending_without_head
 from deploy.local.native_errors import silence_native_errors
 from deploy.local.ray_environment import haproxy_files
 from deploy.local.session_folders import make_session_folder, remove_left_behind
@@ -35,6 +36,7 @@ _REMOVE_PAUSE_S = 0.25
 _SPARE_CPUS = 64
 _OBJECT_STORE_BYTES = 100_000_000  # tokens and prompts travel outside it
 _RAY_RAISES = (RayError, RuntimeError, ConnectionError, ValueError, OSError)
+_BEFORE_RAY_S = 8.0  # a look and a try to connect, and some time to say so before Ray ends the process
 # One try, of some 40 s, where Ray's own twenty take a quarter of an hour.
 _ONE_TRY: Mapping[str, str] = {"RAY_gcs_server_port_wait_time_s": "1"}
 
@@ -105,7 +107,9 @@ def joined_ray(address: str, *, is_verbose: bool) -> Iterator[None]:
         raise ClusterUnreachable(address=address, reason=_in_one_line(error)) from error
     try:
         quiet_serve(is_verbose)
-        with terminable():  # of Ray's own handler, which fills the terminal with its stack
+        patience_s = ray_reconnect_s() - _BEFORE_RAY_S
+        # of Ray's own handler, which fills the terminal with its stack
+        with terminable(), ending_without_head(cluster_address(), patience_s=patience_s):
             yield
     finally:
         ray.shutdown()
