@@ -38,6 +38,8 @@ def _asked(models: Sequence[str], revision: str | None) -> list[tuple[str, str |
     """Source and revision, each once."""
     asked: dict[tuple[str, str | None], None] = {}
     for model in models:
+        if not model.strip():
+            raise OptionNotUsable(option="MODEL", value=repr(model), remedy="name a Hugging Face id, or a fleet file")
         if not model.endswith(_FLEET_FILES):
             asked[model, revision] = None
             continue

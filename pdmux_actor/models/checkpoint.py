@@ -25,8 +25,15 @@ def resolve_checkpoint(model: str, source: str, revision: str | None, on_progres
     Raises:
         ModelLoadError: no such folder, or the hub does not give it.
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(source).expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name longer than any, the folder of a user who is not there
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise ModelLoadError(
+            model=model, reason=f"{source}: {reason}", remedy="correct `source`: a folder, or a Hugging Face id"
+        ) from error
+    if is_folder:
         return folder
     is_local = folder.is_absolute() or source.startswith((".", "~"))
     is_file_of_weights = is_gguf(source) and (folder.is_absolute() or folder.is_file())

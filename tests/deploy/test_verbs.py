@@ -151,6 +151,22 @@ def test_pull__not_to_be_had__is_one_line(hub_cache: Path) -> None:
     assert "org/other" in run.stderr
 
 
+@pytest.mark.parametrize("model", ["x" * 300, "x" * 300 + ".gguf", "~nobody-here/model"])
+def test_pull__names_no_folder_that_could_be__is_one_line(hub_cache: Path, model: str) -> None:
+    run = muxfleet("pull", model, HF_HOME=str(hub_cache), HF_HUB_OFFLINE="1")
+
+    assert run.returncode == 1
+    assert run.stderr.startswith("muxfleet: ")
+    assert run.stderr.count("\n") == 1
+
+
+def test_pull__nothing__is_refused(hub_cache: Path) -> None:
+    run = muxfleet("pull", "", HF_HOME=str(hub_cache), HF_HUB_OFFLINE="1")
+
+    assert run.returncode == 2
+    assert (run.stdout, run.stderr) == ("", "muxfleet: MODEL '': name a Hugging Face id, or a fleet file\n")
+
+
 def test_pull__revision_beside_a_fleet_file__is_refused(hub_cache: Path) -> None:
     run = muxfleet("pull", str(hub_cache / "fleet.yaml"), "--revision", "v1")
 
