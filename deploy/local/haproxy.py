@@ -177,6 +177,13 @@ _NOBODY = f"No gateway answers now; retry in {_RETRY_AFTER_S} s."
 
 # reason, type, code and message, by the status that HAProxy means
 _ANSWERS: Mapping[int, tuple[str, str, str, str]] = {
+    # Of requests that are no HTTP it says so with a page of HTML, which no setting changes.
+    400: (
+        "Bad Request",
+        "invalid_request_error",
+        "broken_request",
+        "The request broke off, or its connection was half closed; keep it open in both directions until the answer.",
+    ),
     408: (
         "Request Timeout",
         "invalid_request_error",
@@ -204,12 +211,12 @@ def with_error_answers(text: str, folder: Path) -> str:
     for status, (reason, kind, code, message) in _ANSWERS.items():
         file = folder / f"{status}.muxfleet.http"
         body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+        again = () if status == 400 else (f"retry-after: {_RETRY_AFTER_S}", "x-should-retry: true")
         head = (
             f"HTTP/1.1 {status} {reason}",
             "content-type: application/json",
             f"content-length: {len(body)}",
-            f"retry-after: {_RETRY_AFTER_S}",
-            "x-should-retry: true",
+            *again,
             "connection: close",
         )
         file.write_bytes("\r\n".join((*head, "", body)).encode())

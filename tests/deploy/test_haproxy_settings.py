@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,33 @@ async def test_haproxy__gateway_is_gone__is_told_as_the_api_tells_errors(
 
 
 @NEEDS_HAPROXY
+async def test_haproxy__client_closes_its_half_before_the_answer__is_told_as_the_api_tells_errors(
+    tmp_path: Path,
+) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    gateway = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    (port,) = free_ports(1)
+    serves = SERVES_DEAD_GATEWAY.format(folder=tmp_path, port=port, gateway=gateway.sockets[0].getsockname()[1])
+    serves = serves.replace("mode http\n", "mode http\n    option abortonclose\n    option http-buffer-request\n", 1)
+    async with running_haproxy(with_error_answers(serves, tmp_path), port, tmp_path):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: fleet\r\n\r\n")
+        writer.write_eof()
+        head, _, body = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
+        writer.close()
+    gateway.close()
+
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"x-should-retry: true" not in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "broken_request")
+
+
+@NEEDS_HAPROXY
 async def test_haproxy__has_not_heard_of_gateways__says_to_ask_again_and_not_that_the_path_is_wrong(
     tmp_path: Path,
 ) -> None:
@@ -210,7 +239,7 @@ def test_settings__error_answers__stand_in_place_of_serves(tmp_path: Path) -> No
     found = with_error_answers(SERVES_DEAD_GATEWAY.format(folder="/serve", port=1, gateway=2), tmp_path)
 
     answers = [line.split() for line in found.splitlines() if "errorfile" in line]
-    assert [status for _, status, _ in answers] == ["408", "502", "503", "504"]
+    assert [status for _, status, _ in answers] == ["400", "408", "502", "503", "504"]
     assert all(Path(file).is_relative_to(tmp_path) for _, _, file in answers)
     assert with_error_answers(found, tmp_path) == found
 
