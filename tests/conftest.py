@@ -22,8 +22,8 @@ try:
 except ImportError:  # a bare machine with a GPU, whose tests hold no properties
     pass
 else:
-    settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("muxfleet", settings.get_profile("search"), derandomize=True)
+    settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=240)
+    settings.register_profile("muxfleet", settings.get_profile("search"), derandomize=True, max_examples=100)
     settings.load_profile("muxfleet")
 
 

@@ -131,6 +131,52 @@ LEFT_TO_CI: Sequence[str] = (
     "tests/deploy/test_paper_experiments.py",
     "tests/deploy/test_divided_run.py",
     "tests/deploy/test_led_run_ahead.py",
+    # mux, adbs and chunked_prefill run ahead each day.
+    *(
+        f"tests/deploy/test_run_ahead.py::test_run_ahead__any_policy__same_decisions_tokens_and_reports_to_the_byte[{p}"
+        for p in (*_OTHER_SYSTEMS, "duetserve", "muxwise", *_BASELINES[1:])
+    ),
+    # deepseek_v3, flint, phimoe and others stay: experts, latent attention, windows, changed scores.
+    *(
+        f"tests/pdmux_actor/test_transformers_decoders.py::test_architecture__sliced_chunked_and_cached__says_what_transformers_says[{letter}"
+        for letter in "abceghjklmnoqsvy"
+    ),
+    # Models by threes, so that a model's tests have one turn: they share what is written and known of it. llama and
+    # gpt_oss stay with adapters, demo-qwen3 without.
+    *(
+        f"tests/pdmux_actor/test_lora_identity.py::test_{test}[{base}"
+        for test in (
+            "adapters__change_what_the_base_says",
+            "prefill_and_decode__adapters_and_base_in_one_batch__match_peft",
+            "chunked_prefill_fused_with_decode__adapters_and_base__match_peft",
+            "adapters__come_and_go_while_others_decode__match_peft",
+        )
+        for base in ("qwen2", "qwen3", "mixtral")
+    ),
+    *(
+        f"tests/pdmux_actor/test_greedy_identity.py::test_{test}__match_transformers[{model}"
+        for test in (
+            "whole_prefill_and_single_steps__any_batch",
+            "layer_sliced_prefill_and_look_ahead__batch_of_17",
+            "chunked_prefill_fused_with_decode__batch_of_17",
+        )
+        for model in ("demo-llama", "demo-qwen2")
+    ),
+    # In Triton's interpreter: models, adapters and ranks of other kinds are computed there each day.
+    "tests/pdmux_actor/cuda/test_cuda_ranks.py::test_two_ranks__",
+    "tests/pdmux_actor/cuda/test_cuda_adapters.py::test_adapters__sliced_chunked_and_captured_steps_beside__same_tokens_as_on_the_cpu[sampling0",
+    *(
+        f"tests/pdmux_actor/cuda/test_cuda_transformers_models.py::test_model__prompts_in_slices_steps_and_chunks__tokens_of_the_cpu[{m}"
+        for m in ("olmo2", "gpt_neox")
+    ),
+    # Processes whose memory grows with what oneDNN compiles; a checkpoint's own tokenizer stays.
+    "tests/pdmux_actor/test_engine_environment.py",
+    "tests/router/test_forms_of_a_simulated_unit.py::test_simulated_unit__forms_of_every_kind__are_followed[shape only",
+    # Another fleet of each kind, drawn or laid out, stays.
+    *(
+        f"tests/placement/test_solvers.py::test_search__small_fleet__is_close_to_the_best_there_is[{n}"
+        for n in range(1, 6)
+    ),
 )
 
 

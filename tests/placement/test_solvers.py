@@ -37,7 +37,7 @@ FLEET_SOLVERS: list[FleetSolver] = [
     MuxServeSolver(estimator=ESTIMATOR),
     SpatialSolver(estimator=ESTIMATOR),
 ]
-SMALL = settings(max_examples=40)
+SMALL = settings(max_examples=settings.default.max_examples // 6)
 any_solver = pytest.mark.parametrize("solver", ALL_SOLVERS.values(), ids=list(ALL_SOLVERS))
 any_fleet_solver = pytest.mark.parametrize("solver", FLEET_SOLVERS, ids=lambda s: type(s).__name__)
 

@@ -39,7 +39,7 @@ def folder(request, tmp_path_factory):
     return made
 
 
-async def test_simulated_unit__forms_of_every_kind__are_followed_to_their_end(folder) -> None:
+async def test_simulated_unit__forms_of_every_kind__are_followed(folder) -> None:
     async with real_fleet(folder, EngineSettings(kind="simulated", kv_pool_bytes=256 << 20, num_cores=2)) as url:
         sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=250)
 
