@@ -1,26 +1,58 @@
 """A unit on the CPU executor: the demo's path without Ray and HTTP."""
 
+import itertools
 import json
+from collections.abc import AsyncIterator, Iterator
 
+import pytest
+import pytest_asyncio
+from gateway_peer import GatewayPeer
 from tokenizers import Tokenizer
 
 from pdmux_actor.backends.native import NativeEngine
+from pdmux_actor.lease import Lease
 from pdmux_actor.messages import FinishReason, StructuredKind, StructuredOutput
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.frames import Generate
+from pdmux_actor.serving.unit import Unit
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unit() -> AsyncIterator[Unit]:
+    """Its engine takes seconds to start: one for all."""
+    settings = EngineSettings(
+        kind="torch_cpu", kv_pool_bytes=64 << 20, num_cores=2, host_memory_bytes=1 << 30, dtype="float32"
+    )
+    unit = Unit(NativeEngine(settings), unit_id="u1", node="n1", pool="p", num_gpus=1, drain_timeout_s=5.0)
+    await unit.start()
+    unit.apply_lease(Lease(version=1, models=(), policy="mux", stream_token="secret"))
+    yield unit
+    await unit.stop()
+
+
+@pytest.fixture(scope="module")
+def versions() -> Iterator[int]:
+    """Of the unit's further leases."""
+    return itertools.count(2)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def peer(unit: Unit) -> AsyncIterator[GatewayPeer]:
+    peer = await GatewayPeer.connect(unit.endpoint)
+    yield peer
+    await peer.close()
 
 
 async def test_unit__torch_cpu__three_models_answer_with_text_of_their_tokens(
-    demo_checkpoints, make_unit, make_lease, make_assignment, make_request, connect, until, phases
+    demo_checkpoints, unit, peer, versions, make_lease, make_assignment, make_request, until, phases
 ):
-    engine = NativeEngine(EngineSettings(kind="torch_cpu", kv_pool_bytes=64 * 1024 * 1024, num_cores=2))
-    unit = await make_unit(engine)
     assignments = [
         make_assignment(name, quota_blocks=1000, source=str(folder)) for name, folder in demo_checkpoints.items()
     ]
-    unit.apply_lease(make_lease(1, *assignments))
-    await until(lambda: set(phases(unit).values()) == {"ready"}, timeout_s=120)
-    peer = await connect(unit)
+    unit.apply_lease(make_lease(next(versions), *assignments))
+    await until(lambda: phases(unit) == dict.fromkeys(demo_checkpoints, "ready"), timeout_s=120)
 
     sampling = {"ignore_eos": True, "logprobs": 2}
     for stream, name in enumerate(demo_checkpoints):
@@ -39,19 +71,14 @@ async def test_unit__torch_cpu__three_models_answer_with_text_of_their_tokens(
 
 
 async def test_unit__torch_cpu__model_that_slept_says_the_same_and_no_block_is_lost(
-    demo_checkpoints, make_unit, make_lease, make_assignment, make_request, connect, until, phases
+    demo_checkpoints, unit, peer, versions, make_lease, make_assignment, make_request, until, phases
 ):
-    settings = EngineSettings(
-        kind="torch_cpu", kv_pool_bytes=64 * 1024 * 1024, num_cores=2, host_memory_bytes=1 << 30, dtype="float32"
-    )
-    unit = await make_unit(NativeEngine(settings))
     a, b = [
         make_assignment(name, quota_blocks=1000, source=str(folder))
         for name, folder in list(demo_checkpoints.items())[:2]
     ]
-    unit.apply_lease(make_lease(1, a, b))
-    await until(lambda: set(phases(unit).values()) == {"ready"}, timeout_s=120)
-    peer = await connect(unit)
+    unit.apply_lease(make_lease(next(versions), a, b))
+    await until(lambda: phases(unit) == {a.model: "ready", b.model: "ready"}, timeout_s=120)
 
     async def says(stream):
         request = make_request(f"r{stream}", model=a.model, max_tokens=12, sampling={"ignore_eos": True})
@@ -60,35 +87,34 @@ async def test_unit__torch_cpu__model_that_slept_says_the_same_and_no_block_is_l
         return peer.token_ids(stream)
 
     before = await says(1)
-    unit.apply_lease(make_lease(2, b, asleep=[a]))
+    unit.apply_lease(make_lease(next(versions), b, asleep=[a]))
     await until(lambda: phases(unit) == {a.model: "asleep", b.model: "ready"})
     (asleep,) = [s.asleep for s in unit.report().models if s.asleep is not None]
     assert asleep.host_bytes > 100_000
     assert asleep.wake_s > 0
     assert unit.report().host_memory_bytes == 1 << 30
 
-    unit.apply_lease(make_lease(3, a, b))
+    unit.apply_lease(make_lease(next(versions), a, b))
     await until(lambda: phases(unit) == {a.model: "ready", b.model: "ready"})
     assert await says(2) == before
     await until(lambda: {m.model for m in unit.report().load.models} == {a.model, b.model})
 
-    unit.apply_lease(make_lease(4, b, asleep=[a]))
+    unit.apply_lease(make_lease(next(versions), b, asleep=[a]))
     await until(lambda: phases(unit) == {a.model: "asleep", b.model: "ready"})
-    unit.apply_lease(make_lease(5, b))
+    unit.apply_lease(make_lease(next(versions), b))
     await until(lambda: phases(unit) == {b.model: "ready"})
     await until(lambda: {m.model for m in unit.report().load.models} == {b.model})
     assert sum(m.used_blocks for m in unit.report().load.models) == 0
 
 
 async def test_unit__torch_cpu__outputs_follow_forms_and_end_at_tokens(
-    demo_checkpoints, make_unit, make_lease, make_assignment, make_request, connect, until, phases
+    demo_checkpoints, unit, peer, versions, make_lease, make_assignment, make_request, until, phases
 ):
-    unit = await make_unit(NativeEngine(EngineSettings(kind="torch_cpu", kv_pool_bytes=64 << 20, num_cores=2)))
     name = "demo-llama"
-    unit.apply_lease(make_lease(1, make_assignment(name, quota_blocks=1000, source=str(demo_checkpoints[name]))))
-    await until(lambda: set(phases(unit).values()) == {"ready"}, timeout_s=120)
+    assignment = make_assignment(name, quota_blocks=1000, source=str(demo_checkpoints[name]))
+    unit.apply_lease(make_lease(next(versions), assignment))
+    await until(lambda: phases(unit) == {name: "ready"}, timeout_s=120)
     assert unit.report().constrains
-    peer = await connect(unit)
 
     def ask(stream, **sampling):
         sampling = {"seed": 5, **sampling}
