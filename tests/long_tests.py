@@ -177,6 +177,14 @@ LEFT_TO_CI: Sequence[str] = (
         f"tests/placement/test_solvers.py::test_search__small_fleet__is_close_to_the_best_there_is[{n}"
         for n in range(1, 6)
     ),
+    # One sweep and policies in processes, and units by turns under the search, stay; so do caches of other sizes.
+    "tests/deploy/test_model_turns.py::test_turns__all_models_are_asked_for_all_the_time__nobody_is_refused[abcdefg-1-greedy",
+    "tests/deploy/test_parallel_runs.py::test_simulate__in_three_processes__writes_what_one_writes[sweeps",
+    "tests/deploy/test_model_turns.py::test_turns__all_models_are_asked_for_all_the_time__nobody_is_refused[abcdefghijkl-3-greedy",
+    *(
+        f"tests/pdmux_actor/test_prefix_cache.py::test_prefix_cache__mooncake_conversation__hits_equal_an_exact_lru[{n}"
+        for n in ("3000]", "30000]")
+    ),
 )
 
 
