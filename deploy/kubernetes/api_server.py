@@ -116,7 +116,14 @@ class ApiServer:
             ) from error
         if not answer.is_success:
             raise ApiServerRefused(asked=f"{verb} {path}", status=answer.status_code, reason=_reason(answer))
-        return cast(Document, answer.json())
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            reason = f"{answer.url.netloc.decode()} is no Kubernetes API server; correct --api-server"
+            raise ApiServerRefused(asked=f"{verb} {path}", status=answer.status_code, reason=reason)
+        return cast(Document, document)
 
 
 def _reason(answer: httpx.Response) -> str:

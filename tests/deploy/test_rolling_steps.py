@@ -117,6 +117,18 @@ def test_api_server__refusal__is_told_with_the_servers_words() -> None:
         ApiServer(client, "llm").pods("c")
 
 
+@pytest.mark.parametrize("text", ["<html>hello</html>", "[]", ""])
+def test_api_server__is_another_server__is_told_so(text: str) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=text)
+
+    with (
+        httpx.Client(base_url="http://x", transport=httpx.MockTransport(answer)) as client,
+        pytest.raises(ApiServerRefused, match=r"rayservices/f: 200: .* --api-server"),
+    ):
+        ApiServer(client, "llm").ray_service("f")
+
+
 def test_api_server__outside_a_pod__has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
