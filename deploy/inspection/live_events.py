@@ -43,6 +43,8 @@ def live_events(url: str, topic: str, about: Mapping[str, str] | None = None) ->
         if response.status_code != 200:
             response.read()
         check_answer(url, _PATH, response)
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            raise FleetUnreachable(address=url, reason=f"{_PATH} is no fleet's: no event stream; correct the URL")
         name = ""
         for line in response.iter_lines():
             field, _, value = line.partition(": ")

@@ -1,8 +1,10 @@
 """`muxfleet top`, and the stream that it follows."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TypeVar
 
 import msgspec
@@ -94,6 +96,24 @@ def test_top__nobody_is_there__says_so(capsys: pytest.CaptureFixture[str]) -> No
         main(["top", "http://127.0.0.1:9"])
     assert exited.value.code != 0
     assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_top__another_server_is_there__says_so_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    class AnotherServer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "18")
+            self.end_headers()
+            self.wfile.write(b"<html>hello</html>")
+
+    with HTTPServer(("127.0.0.1", 0), AnotherServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(SystemExit) as exited:
+            main(["top", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+
+    assert exited.value.code == 1
+    assert "/fleet/live is no fleet's: no event stream" in capsys.readouterr().err
 
 
 def test_followed__control_loop_is_away_and_comes_back__keeps_the_picture_and_says_so() -> None:
