@@ -1,12 +1,15 @@
 """`make test-k8s` runs this folder; other runs of pytest leave it alone: it needs tools that they do not have."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
 import pytest
+from control_plane import FOLDER, ControlPlane, running_control_plane
 from helm_runner import TOOLS, VERSIONS, Helm, copied_chart
 from kubernetes_schemas import CustomSchemas
 from long_tests import TURNS
+from server_store import ServerStore
 
 _ALWAYS = "test_chart_renders.py"
 
@@ -44,6 +47,28 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def custom_schemas() -> CustomSchemas:
     return CustomSchemas.read(crd_files())
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane | None]:
+    """None: tests ask the stand-in for the API server."""
+    if FOLDER is None:
+        yield None
+        return
+    with running_control_plane(Path(FOLDER), tmp_path_factory.mktemp("control_plane")) as plane:
+        rays = ("ray.io_rayclusters.yaml", "ray.io_rayservices.yaml")
+        ServerStore(plane).set_up([file for file in crd_files() if file.name in rays])
+        yield plane
+
+
+@pytest.fixture
+def server_store(control_plane: ControlPlane | None) -> ServerStore | None:
+    """Empty at the start of a test."""
+    if control_plane is None:
+        return None
+    store = ServerStore(control_plane)
+    store.clear()
+    return store
 
 
 def crd_files() -> list[Path]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from server_store import ServerStore
 from standin_disruption import is_ready
 from standin_store import Key, ObjectStore
 
@@ -28,7 +29,7 @@ _NOT_READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "Fa
 class Operator:
     """`broken` images never get ready. Pods take `start_ticks` to be ready and `drain_ticks` to end."""
 
-    store: ObjectStore
+    store: ObjectStore | ServerStore
     nodes: Mapping[str, int]
     """By name: GPUs."""
     namespace: str = "llm"

@@ -98,6 +98,10 @@ class ObjectStore:
                 return kind
         raise Refused(404, "NotFound", f"the server could not find the requested resource {api_version} {resource}")
 
+    def place_of(self, body: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Returns apiVersion and resource; None: the server does not know its kind."""
+        return place_among(self.kinds, body)
+
     def get(self, key: Key) -> dict[str, Any]:
         with self._lock:
             if key not in self._objects:
@@ -228,6 +232,11 @@ class ObjectStore:
         if problems:
             name = body["metadata"]["name"]
             raise Refused(422, "Invalid", f'{body["kind"]} "{name}" is invalid: ' + "; ".join(problems[:5]))
+
+
+def place_among(kinds: Mapping[str, Sequence[ResourceKind]], body: Mapping[str, Any]) -> tuple[str, str] | None:
+    of = [kind.resource for kind in kinds.get(body["apiVersion"], ()) if kind.kind == body["kind"]]
+    return (body["apiVersion"], of[0]) if of else None
 
 
 def _is_ray_pod(body: Mapping[str, Any]) -> bool:

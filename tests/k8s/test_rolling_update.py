@@ -1,9 +1,11 @@
-"""New images, pools and nodes of a running fleet: `muxfleet rollout` against the stand-ins of API server and KubeRay.
+"""New images, pools and nodes of a running fleet: `muxfleet rollout` against the stand-ins of API server and KubeRay,
+or with a real API server, as the chart's service account (control_plane.py).
 
 What it shows: which pods end when, and how many GPUs are asked for. No pod runs: what requests see of a node that goes
 is shown in tests/chaos/test_fleet_changes.py.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from helm_runner import Helm, merged, objects_of, of_kind
+from helm_runner import Helm, merged, objects_of
 from kubernetes_schemas import CustomSchemas
+from server_store import ServerStore, put_release
 from standin_disruption import is_ready
 from standin_operator import Operator
 from standin_server import api_standin
@@ -26,6 +29,7 @@ from deploy.kubernetes.settled_fleet import expected_units
 pytestmark = pytest.mark.k8s
 
 NAME = "fleet-muxfleet"
+ACCOUNT = f"{NAME}-rollout"
 GPUS = {
     "fleet": {
         "models": [{"id": "a", "source": "org/a"}],
@@ -41,13 +45,16 @@ SECOND = {"name": "small", "device": "cuda", "gpu_type": "L40S", "nodes": {"min"
 
 @dataclass
 class World:
-    """A cluster with a release in it. Time is virtual: each sleep of the rolling update is a tick of the operator."""
+    """A cluster with a release in it. Time is virtual: each sleep of the rolling update is a tick of the operator, and
+    `pause_s` of real time for Kubernetes' own controllers.
+    """
 
     helm: Helm
     chart: Path
-    store: ObjectStore
+    store: ObjectStore | ServerStore
     operator: Operator
-    api: ApiServer
+    api: ApiServer | None
+    pause_s: float = 0.0
     said: list[str] = field(default_factory=list)
     missing: Callable[[], str | None] = lambda: None
     now_s: float = 0.0
@@ -60,12 +67,10 @@ class World:
         outcome = self.helm.template(self.chart, overrides=values)
         assert outcome.code == 0, outcome.errors
         objects = objects_of(outcome.output)
-        for kind, api, resource in (
-            ("RayService", "ray.io/v1", "rayservices"),
-            ("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
-        ):
-            for body in of_kind(objects, kind):
-                self.store.apply((api, resource, "llm", body["metadata"]["name"]), body, "helm", is_dry=False)
+        put_release(self.store, objects)
+        accounts = [o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"]
+        if isinstance(self.store, ServerStore) and self.api is None and ACCOUNT in accounts:
+            self.api = ApiServer(self.store.account_client(ACCOUNT), "llm")
 
     def roll(self) -> None:
         def sleep(seconds: float) -> None:
@@ -74,7 +79,9 @@ class World:
                 raise KeyboardInterrupt
             self.now_s += seconds
             self.operator.tick()
+            time.sleep(self.pause_s)
 
+        assert self.api is not None
         RollingUpdate(
             self.api,
             NAME,
@@ -97,9 +104,12 @@ class World:
 
 
 @pytest.fixture
-def world(helm4: Helm, chart: Path, custom_schemas: CustomSchemas) -> Iterator[World]:
-    store = ObjectStore(custom_schemas)
+def world(helm4: Helm, chart: Path, custom_schemas: CustomSchemas, server_store: ServerStore | None) -> Iterator[World]:
     nodes = {f"gpu-{i}": 1 for i in range(4)} | {"cpu": 0}
+    if server_store is not None:
+        yield World(helm4, chart, server_store, Operator(server_store, nodes), None, pause_s=0.2)
+        return
+    store = ObjectStore(custom_schemas)
     with api_standin(store) as address, httpx.Client(base_url=address) as client:
         yield World(helm4, chart, store, Operator(store, nodes), ApiServer(client, "llm"))
 
@@ -319,10 +329,14 @@ def test_service__changed__reaches_the_one_that_kuberay_made(world: World) -> No
     world.operator.settle()
 
     service = world.store.get(key)
-    assert service["spec"] == made["spec"] | {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}
+    assert (service["spec"]["type"], service["spec"]["loadBalancerSourceRanges"]) == ("LoadBalancer", ranges)
+    assert service["spec"]["selector"] == made["spec"]["selector"]
+    assert [p["name"] for p in service["spec"]["ports"]] == [p["name"] for p in made["spec"]["ports"]]
     assert service["metadata"]["annotations"] == {"a": "2", "b": "1", "cloud": "of its own"}
     assert (world.uids("big"), world.clusters()) == (pods, before)
-    assert world.said[0] == f"{NAME}-serve-svc: takes annotations a, type, loadBalancerSourceRanges"
+    told, keys = world.said[0].split(": takes ")
+    assert told == f"{NAME}-serve-svc"
+    assert set(keys.split(", ")) == {"annotations a", "type", "loadBalancerSourceRanges"}
     written = service["metadata"]["resourceVersion"]
     world.roll()
     assert world.store.get(key)["metadata"]["resourceVersion"] == written, "nothing is written twice"
@@ -356,4 +370,5 @@ def test_rolling__no_cluster_yet__has_nothing_to_do(world: World) -> None:
 def test_expected_units__of_a_rendered_service__are_those_of_all_pools(world: World) -> None:
     world.install({"fleet": {"pools": [GPUS["fleet"]["pools"][0] | {"gpus_per_node": 8}, SECOND]}})
 
+    assert world.api is not None
     assert expected_units(world.api.ray_service(NAME)) == 25
