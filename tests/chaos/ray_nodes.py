@@ -119,11 +119,13 @@ class RayNodes:
         redis: str | None = None,
         haproxy: bool = False,
         autoscaling: Mapping[str, Any] | None = None,
+        is_scaled_by_kuberays: bool = False,
         variables_of_head: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`drain_s`: how long Ray drains a node that is terminated. `redis`: the address of the head's store, which a
         next head finds again; its workers then wait for that as long as KubeRay tells them to. `haproxy`: each node's
-        proxy is one, as in the chart's pods. `autoscaling`: the configuration of Ray's autoscaler.
+        proxy is one, as in the chart's pods. `autoscaling`: the configuration of the head's own autoscaler, which it
+        has none of where it `is_scaled_by_kuberays`.
         """
         gcs, self._dashboard, agent, self._metrics, client, self._worker_proxies = (ports + i for i in range(6))
         self._folder, self._gcs = folder, gcs
@@ -159,6 +161,8 @@ class RayNodes:
             f"--num-cpus={head_cpus}",
             "--labels=place=stays" if head_cpus else "--labels=place=head",
         ]
+        if is_scaled_by_kuberays:
+            self._head_arguments.append("--no-monitor")
         if autoscaling is not None:
             config = folder / "autoscaling.json"
             config.write_text(json.dumps(autoscaling))

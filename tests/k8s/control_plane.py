@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -subj /CN=t
 openssl req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=server
 echo subjectAltName=IP:127.0.0.1 > names
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 2 -extfile names
+openssl req -newkey rsa:2048 -nodes -keyout client.key -out client.csr -subj /O=system:masters/CN=admin
+openssl x509 -req -in client.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out client.crt -days 2
 """
 
 
@@ -42,6 +44,17 @@ class ControlPlane:
             timeout=30.0,
             trust_env=False,
         )
+
+    def ray_variables(self) -> Mapping[str, str]:
+        """By which Ray's autoscaler reaches it, as an administrator."""
+        host, port = self.address.removeprefix("https://").split(":")
+        return {
+            "KUBERNETES_SERVICE_HOST": host,
+            "KUBERNETES_SERVICE_PORT_HTTPS": port,
+            "RAY_KUBERAY_CA_CERT_PATH": str(self.authority),
+            "RAY_KUBERAY_CLIENT_CERT_PATH": str(self.authority.with_name("client.crt")),
+            "RAY_KUBERAY_CLIENT_KEY_PATH": str(self.authority.with_name("client.key")),
+        }
 
     def kubeconfig(self) -> str:
         cluster = {"server": self.address, "certificate-authority": str(self.authority)}
@@ -90,7 +103,8 @@ def _server(binaries: Path, etcd: int, port: int) -> Sequence[str]:
         f"--secure-port={port}", "--tls-cert-file=server.crt", "--tls-private-key-file=server.key", "--cert-dir=own",
         "--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
         "--service-account-signing-key-file=account.key", "--service-account-key-file=account.key",
-        "--authorization-mode=RBAC", "--token-auth-file=tokens.csv", "--allow-privileged",
+        "--authorization-mode=RBAC", "--token-auth-file=tokens.csv", "--client-ca-file=ca.crt",
+        "--allow-privileged",
     )  # fmt: skip
 
 

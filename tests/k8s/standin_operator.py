@@ -171,7 +171,7 @@ class Operator:
                     self.store.remove(key)
             elif "nodeName" in pod["spec"]:
                 age = self._ages[name] = self._ages.get(name, 0) + 1
-                self.store.set_status(key, _READY if self.runs(pod, age) else _NOT_READY)
+                self.store.set_status(key, self.status(is_ready=self.runs(pod, age)))
             else:
                 self._schedule(key, pod)
 
@@ -179,6 +179,10 @@ class Operator:
         """Says whether a pod that is on a node is ready."""
         is_broken = pod["spec"]["containers"][0]["image"] in self.broken
         return age_ticks >= self.start_ticks and not is_broken
+
+    def status(self, *, is_ready: bool) -> dict[str, Any]:
+        """Returns that of a pod on a node, as its kubelet tells it."""
+        return _READY if is_ready else _NOT_READY
 
     def has_ended(self, pod: Mapping[str, Any], age_ticks: int) -> bool:
         """Says whether a pod that was told to end so many ticks ago has ended."""
