@@ -20,6 +20,7 @@ import yaml
 FOLDER = os.environ.get("MUXFLEET_CONTROL_PLANE")
 _TOKEN = "administrator"  # of a server that listens on loopback only
 _START_S = 60.0
+_ONE_PORT = 24  # the minor version since which controllers have no second port, which two of them would share
 _KEYS = """
 openssl genrsa -out account.key 2048
 openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -subj /CN=tests -days 2
@@ -109,8 +110,11 @@ def _server(binaries: Path, etcd: int, port: int) -> Sequence[str]:
 
 
 def _controllers(binaries: Path, port: int) -> Sequence[str]:
+    program = str(binaries / "kube-controller-manager")
+    version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
+    is_old = int(version.split(".")[1]) < _ONE_PORT
     return (
-        str(binaries / "kube-controller-manager"), "--kubeconfig=kubeconfig", "--bind-address=127.0.0.1",
+        program, *(("--port=0",) if is_old else ()), "--kubeconfig=kubeconfig", "--bind-address=127.0.0.1",
         f"--secure-port={port}", "--cert-dir=own", "--service-account-private-key-file=account.key",
         "--root-ca-file=ca.crt", "--leader-elect=false", "--controllers=*,-nodelifecycle",
     )  # fmt: skip

@@ -15,6 +15,7 @@ import httpx
 import yaml
 from control_plane import ControlPlane
 from helm_runner import LOADER
+from standin_disruption import is_ready, selects
 from standin_store import BUILT_IN, Key, ObjectStore, Refused, ResourceKind, place_among
 
 _RAY = "ray.io/v1"
@@ -58,6 +59,16 @@ class ServerStore:
                     for item in self.listed(api_version, kind.resource, namespace, _is_ours)[0]:
                         self.remove((api_version, kind.resource, namespace, item["metadata"]["name"]))
         _waited(lambda: not self.contents())
+
+    def wait_for_budgets(self) -> None:
+        """Until the disruption controller has counted the pods as they are."""
+
+        def is_counted() -> bool:
+            pods = self.listed("v1", "pods", "llm", is_ready)[0]
+            budgets = self.listed(_POLICY, "poddisruptionbudgets", "llm", _is_ours)[0]
+            return all(b.get("status", {}).get("currentHealthy") == sum(selects(b, p) for p in pods) for b in budgets)
+
+        _waited(is_counted)
 
     def account_client(self, account: str) -> httpx.Client:
         """Asks as the pods of that service account."""

@@ -14,12 +14,12 @@ def evict(store: ObjectStore, namespace: str, name: str) -> None:
     """Raises Refused: 429 as long as a budget forbids it, 404 for a pod that is gone, 500 for two budgets."""
     key = ("v1", "pods", namespace, name)
     pod = store.get(key)
-    budgets = [b for b in _listed(store, "policy/v1", "poddisruptionbudgets", namespace) if _selects(b, pod)]
+    budgets = [b for b in _listed(store, "policy/v1", "poddisruptionbudgets", namespace) if selects(b, pod)]
     if len(budgets) > 1:
         raise Refused(500, "InternalError", "This pod has more than one PodDisruptionBudget, which is not supported.")
     if budgets and "deletionTimestamp" not in pod["metadata"]:
         (budget,) = budgets
-        pods = [p for p in _listed(store, "v1", "pods", namespace) if _selects(budget, p)]
+        pods = [p for p in _listed(store, "v1", "pods", namespace) if selects(budget, p)]
         healthy = sum(is_ready(p) for p in pods)
         allowed, desired = disruptions_allowed(budget["spec"], pods)
         is_always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
@@ -49,7 +49,7 @@ def is_ready(pod: dict[str, Any]) -> bool:
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 
 
-def _selects(budget: dict[str, Any], pod: dict[str, Any]) -> bool:
+def selects(budget: dict[str, Any], pod: dict[str, Any]) -> bool:
     labels = pod["metadata"].get("labels", {})
     return all(labels.get(k) == v for k, v in budget["spec"]["selector"]["matchLabels"].items())
 

@@ -5,7 +5,6 @@ What it shows: which pods end when, and how many GPUs are asked for. No pod runs
 is shown in tests/chaos/test_fleet_changes.py.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,16 +44,13 @@ SECOND = {"name": "small", "device": "cuda", "gpu_type": "L40S", "nodes": {"min"
 
 @dataclass
 class World:
-    """A cluster with a release in it. Time is virtual: each sleep of the rolling update is a tick of the operator, and
-    `pause_s` of real time for Kubernetes' own controllers.
-    """
+    """A cluster with a release in it. Time is virtual: each sleep of the rolling update is a tick of the operator."""
 
     helm: Helm
     chart: Path
     store: ObjectStore | ServerStore
     operator: Operator
     api: ApiServer | None
-    pause_s: float = 0.0
     said: list[str] = field(default_factory=list)
     missing: Callable[[], str | None] = lambda: None
     now_s: float = 0.0
@@ -79,7 +75,8 @@ class World:
                 raise KeyboardInterrupt
             self.now_s += seconds
             self.operator.tick()
-            time.sleep(self.pause_s)
+            if isinstance(self.store, ServerStore):
+                self.store.wait_for_budgets()
 
         assert self.api is not None
         RollingUpdate(
@@ -107,7 +104,7 @@ class World:
 def world(helm4: Helm, chart: Path, custom_schemas: CustomSchemas, server_store: ServerStore | None) -> Iterator[World]:
     nodes = {f"gpu-{i}": 1 for i in range(4)} | {"cpu": 0}
     if server_store is not None:
-        yield World(helm4, chart, server_store, Operator(server_store, nodes), None, pause_s=0.2)
+        yield World(helm4, chart, server_store, Operator(server_store, nodes), None)
         return
     store = ObjectStore(custom_schemas)
     with api_standin(store) as address, httpx.Client(base_url=address) as client:
