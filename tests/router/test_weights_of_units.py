@@ -63,12 +63,13 @@ async def test_units_with_old_and_new_weights__each_gets_prompts_of_its_own_toke
         replies = [await posted(http) for _ in range(12)]
 
     assert [r.status_code for r in replies] == [200] * 12
-    assert [prompts_of(u) for u in units] == [{made_for(u.origin, new)} for u in units]
+    # Which of the two with the old weights is faster the gateway learns: it may leave one of them out.
+    assert all(prompts_of(u) <= {made_for(u.origin, new)} for u in units)
     assert sum(u.given_back for u in units) == 0
     by_weights = Counter()
     for unit in units:
         by_weights[unit.origin] += len(unit.requests)
-    assert by_weights == {old: 8, new: 4}, "each unit has its share"
+    assert by_weights == {old: 8, new: 4}, "old and new weights have their units' share"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
