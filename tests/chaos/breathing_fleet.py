@@ -159,3 +159,16 @@ def through(
         assert not run.lost()
         assert not run.refused()
         assert not run.wrong()
+
+
+def grows_and_shrinks(file: Path, environment: Mapping[str, str], nodes: N, capsys: pytest.CaptureFixture[str]) -> None:
+    """From one node to three and back, which nobody but Ray adds and removes."""
+    with breathing_fleet(file, environment, nodes) as breathing:
+        assert nodes.count == 1
+
+        async def shrink(most: Seen) -> None:
+            assert nodes.count == len({u["report"]["node"] for u in most.units}) == 3
+            least = await breathing.until(lambda s: len(s.ids) == s.pool["wanted"] == nodes.count == 1)
+            assert breathing.served - least.ids == breathing.served & breathing.left
+
+        through(breathing, shrink, capsys)

@@ -25,6 +25,7 @@ from kubernetes_schemas import CustomSchemas
 from ray_nodes import ray_nodes, short_folder
 from redis_server import redis_server
 from running_pods import RunningPods, ticking
+from server_store import put_release
 from service_standin import service
 from standin_server import api_standin
 from standin_store import ObjectStore
@@ -73,12 +74,7 @@ class Installed:
         return objects_of(outcome.output)
 
     def apply(self, objects: list[dict[str, Any]]) -> None:
-        for kind, api, resource in (
-            ("RayService", "ray.io/v1", "rayservices"),
-            ("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
-        ):
-            for body in of_kind(objects, kind):
-                self.store.apply((api, resource, "llm", body["metadata"]["name"]), body, "helm", is_dry=False)
+        put_release(self.store, objects)
 
     async def job(self, objects: list[dict[str, Any]]) -> str:
         """What the chart's Job says; it must end well."""

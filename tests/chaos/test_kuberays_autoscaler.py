@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("celpy", reason="needs what `make test-k8s` installs")
 
-from breathing_fleet import Seen, breathing_fleet, fleet_file, through
+from breathing_fleet import fleet_file, grows_and_shrinks
 from control_plane import FOLDER, running_control_plane
 from helm_runner import TOOLS, Helm, copied_chart, objects_of
 from pool_pods import PoolPods, ray_variables
@@ -26,7 +26,6 @@ from running_pods import ticking
 from server_store import ServerStore, put_release
 
 RAY_PORTS = 20990
-CRDS = ("ray.io_rayclusters.yaml", "ray.io_rayservices.yaml")
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
@@ -86,7 +85,7 @@ def test_pool__follows_demand__rays_autoscaler_writes_its_pods_at_the_api_server
     with ExitStack() as stack:
         plane = stack.enter_context(running_control_plane(Path(str(FOLDER)), folder))
         store = ServerStore(plane)
-        store.set_up([TOOLS / "crds" / name for name in CRDS])
+        store.set_up(TOOLS / "crds")
         rendered = Helm(version="helm4", home=tmp_path / "helm4").template(
             copied_chart(tmp_path / "chart"), overrides=chart_values(file)
         )
@@ -101,13 +100,4 @@ def test_pool__follows_demand__rays_autoscaler_writes_its_pods_at_the_api_server
         (name,) = [name for kind, name in store.contents() if kind == "RayCluster"]
         variables = plane.ray_variables() | {"RAY_HEAD_POD_NAME": pods.head_name()}
         stack.enter_context(rays_autoscaler(name, f"127.0.0.1:{RAY_PORTS}", variables, tmp_path / "autoscaler.log"))
-        nodes = PodNodes(pods)
-        with breathing_fleet(file, pods.ray.environment, nodes) as breathing:
-            assert nodes.count == 1
-
-            async def shrink(most: Seen) -> None:
-                assert nodes.count == len({u["report"]["node"] for u in most.units}) == 3
-                least = await breathing.until(lambda s: len(s.ids) == s.pool["wanted"] == nodes.count == 1)
-                assert breathing.served - least.ids == breathing.served & breathing.left
-
-            through(breathing, shrink, capsys)
+        grows_and_shrinks(file, pods.ray.environment, PodNodes(pods), capsys)

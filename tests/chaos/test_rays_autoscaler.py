@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from autoscaled_nodes import AUTOSCALER_ENVIRONMENT, AutoscaledNodes, autoscaling_config
-from breathing_fleet import Seen, breathing_fleet, fleet_file, through
+from breathing_fleet import fleet_file, grows_and_shrinks
 from ray_nodes import ray_nodes
 
 RAY_PORTS = 20790
@@ -19,13 +19,4 @@ def test_pool__follows_demand__rays_autoscaler_adds_its_nodes_and_removes_those_
 ) -> None:
     config = autoscaling_config(ports=RAY_PORTS, most_nodes=3)
     with ray_nodes(ports=RAY_PORTS, autoscaling=config, variables_of_head=AUTOSCALER_ENVIRONMENT) as cluster:
-        nodes = AutoscaledNodes(cluster)
-        with breathing_fleet(fleet_file(tmp_path), cluster.environment, nodes) as breathing:
-            assert nodes.count == 1
-
-            async def shrink(most: Seen) -> None:
-                assert nodes.count == len({u["report"]["node"] for u in most.units}) == 3
-                least = await breathing.until(lambda s: len(s.ids) == s.pool["wanted"] == nodes.count == 1)
-                assert breathing.served - least.ids == breathing.served & breathing.left
-
-            through(breathing, shrink, capsys)
+        grows_and_shrinks(fleet_file(tmp_path), cluster.environment, AutoscaledNodes(cluster), capsys)

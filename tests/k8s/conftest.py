@@ -56,8 +56,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         yield None
         return
     with running_control_plane(Path(FOLDER), tmp_path_factory.mktemp("control_plane")) as plane:
-        rays = ("ray.io_rayclusters.yaml", "ray.io_rayservices.yaml")
-        ServerStore(plane).set_up([file for file in crd_files() if file.name in rays])
+        ServerStore(plane).set_up(TOOLS / "crds")
         yield plane
 
 

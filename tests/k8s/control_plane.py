@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import yaml
+from standin_server import kubeconfig
 
 FOLDER = os.environ.get("MUXFLEET_CONTROL_PLANE")
 _TOKEN = "administrator"  # of a server that listens on loopback only
@@ -58,18 +58,7 @@ class ControlPlane:
         }
 
     def kubeconfig(self) -> str:
-        cluster = {"server": self.address, "certificate-authority": str(self.authority)}
-        context = {"cluster": "tests", "user": "admin", "namespace": "llm"}
-        return yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "tests",
-                "clusters": [{"name": "tests", "cluster": cluster}],
-                "users": [{"name": "admin", "user": {"token": _TOKEN}}],
-                "contexts": [{"name": "tests", "context": context}],
-            }
-        )
+        return kubeconfig(self.address, authority=self.authority, token=_TOKEN)
 
 
 @contextmanager

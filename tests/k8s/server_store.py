@@ -1,7 +1,7 @@
 """The objects of a real API server, where tests and the stand-in for KubeRay ask `ObjectStore`'s.
 
 What a server before 1.28, the least that the chart takes, does not know is written as it knows it: budgets as
-policy/v1beta1, CRDs without CEL rules, no gRPC probes.
+policy/v1beta1, CRDs without CEL rules.
 """
 
 import copy
@@ -28,6 +28,7 @@ _KINDS: Mapping[str, tuple[ResourceKind, ...]] = {
         ResourceKind(resource="rayclusters", kind="RayCluster"),
     ),
 }
+_CRDS = ("ray.io_rayclusters.yaml", "ray.io_rayservices.yaml")
 _RUN = ("Job", "Pod")  # by nobody here
 _OF_CLUSTER = frozenset({"Event", "ServiceAccount", "Secret", "ConfigMap"})  # some are made by controllers
 
@@ -40,11 +41,11 @@ class ServerStore:
         self._client = plane.client()
         self.minor = int(self._client.get("/version").json()["minor"].rstrip("+"))
 
-    def set_up(self, crds: Sequence[Path]) -> None:
-        """Once for a control plane."""
+    def set_up(self, crds: Path) -> None:
+        """Once for a control plane; `crds` is the folder of all."""
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "llm"}}
         self._asked("POST", "/api/v1/namespaces", namespace)
-        for file in crds:
+        for file in (crds / name for name in _CRDS):
             definition = yaml.load(file.read_text(), LOADER)
             definition.pop("status", None)
             body = definition if self.minor >= _ALL else _without_rules(definition)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -50,14 +51,16 @@ def api_standin(store: ObjectStore) -> Iterator[str]:
         server.server_close()
 
 
-def kubeconfig(address: str) -> str:
+def kubeconfig(address: str, *, authority: Path | None = None, token: str | None = None) -> str:
+    """With an authority and a token for a real server."""
+    cluster = {"server": address} | ({} if authority is None else {"certificate-authority": str(authority)})
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "standin",
-            "clusters": [{"name": "standin", "cluster": {"server": address}}],
-            "users": [{"name": "nobody", "user": {}}],
+            "clusters": [{"name": "standin", "cluster": cluster}],
+            "users": [{"name": "nobody", "user": {} if token is None else {"token": token}}],
             "contexts": [{"name": "standin", "context": {"cluster": "standin", "user": "nobody", "namespace": "llm"}}],
         }
     )
