@@ -326,14 +326,18 @@ def test_service__changed__reaches_the_one_that_kuberay_made(world: World) -> No
     world.operator.settle()
 
     service = world.store.get(key)
-    assert (service["spec"]["type"], service["spec"]["loadBalancerSourceRanges"]) == ("LoadBalancer", ranges)
-    assert service["spec"]["selector"] == made["spec"]["selector"]
-    assert [p["name"] for p in service["spec"]["ports"]] == [p["name"] for p in made["spec"]["ports"]]
+    spec = service["spec"]
+    if isinstance(world.store, ServerStore):  # which gives a balanced Service what it needs
+        del spec["externalTrafficPolicy"]
+        for port in spec["ports"]:
+            del port["nodePort"]
+    assert spec == made["spec"] | {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}
     assert service["metadata"]["annotations"] == {"a": "2", "b": "1", "cloud": "of its own"}
     assert (world.uids("big"), world.clusters()) == (pods, before)
-    told, keys = world.said[0].split(": takes ")
-    assert told == f"{NAME}-serve-svc"
-    assert set(keys.split(", ")) == {"annotations a", "type", "loadBalancerSourceRanges"}
+    told = ["type", "loadBalancerSourceRanges"]
+    if isinstance(world.store, ServerStore):
+        told.sort()  # as that keeps what it is given
+    assert world.said[0] == f"{NAME}-serve-svc: takes annotations a, {', '.join(told)}"
     written = service["metadata"]["resourceVersion"]
     world.roll()
     assert world.store.get(key)["metadata"]["resourceVersion"] == written, "nothing is written twice"
