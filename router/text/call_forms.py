@@ -16,9 +16,11 @@ HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
     "content": "json",
     "transform": _CALL,
 }
+# Qwen3-Coder often leaves out <tool_call>, above all after a text. Then what follows tells a call from talk of one.
 QWEN_XML: Mapping[str, Any] = {
-    "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-    "close_pattern": r"</function>\s*</tool_call>",
+    "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>"
+    r"|\s*<function=(?P<name>[^>\n]+)>(?=\s*(?:<parameter=|</function>))",
+    "close_pattern": r"</function>\s*(?:</tool_call>|(?=<function=[^>\n]+>\s*(?:<parameter=|</function>)))",
     "repeats": True,
     "content": "xml-inline",
     "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
@@ -26,8 +28,10 @@ QWEN_XML: Mapping[str, Any] = {
 }
 # Several follow one another, with `; ` or space between. Where an object ends and the next one begins, no call goes on:
 # JSON has a comma there, and in its strings quotes are escaped. With nothing between, a call would end where it begins.
+# An object with a name and without parameters after it is somebody's data, unless it has the mark.
 LLAMA_3: Mapping[str, Any] = {
-    "open_pattern": r"(?:<\|python_tag\|>)?\s*(?=\{\s*\"name\"\s*:)",
+    "open_pattern": r"<\|python_tag\|>\s*(?=\{\s*\"name\"\s*:)"
+    r"|\s*(?=\{\s*\"name\"\s*:\s*\"(?:[^\"\\]|\\.)*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
     "close_pattern": r"(?<=\})(?:\s*;\s*|\s+)(?=\{\s*\"name\"\s*:)|<\|(?:eot|eom)_id\|>",
     "repeats": True,
     "content": "json",
@@ -35,7 +39,7 @@ LLAMA_3: Mapping[str, Any] = {
 }
 _MISTRAL: Mapping[str, Any] = {"open": "[TOOL_CALLS]", "close": "</s>", "content": "json", "transform": _CALL}
 _MISTRAL_ARGS: Mapping[str, Any] = {
-    "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\{]+)\[ARGS\]",
+    "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\{]+)(?:\[CALL_ID\][^\[\{]*)?\[ARGS\]",
     "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
     "repeats": True,
     "content": "json",

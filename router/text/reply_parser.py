@@ -126,7 +126,9 @@ def _calls(value: object, bounded: BoundedStrings | None) -> list[CalledTool]:
             name = one.get("name", one.get("tool_name")) if isinstance(one, dict) else None
             if not isinstance(one, dict) or not isinstance(name, str):
                 return []
-            arguments = one.get("arguments", one.get("parameters", {}))
+            arguments = one.get("arguments", one.get("parameters"))
+            if arguments in (None, ""):  # so some models call what takes none
+                arguments = {}
             if bounded is not None:
                 arguments = bounded.trimmed(name.strip(), arguments)
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -103,3 +103,11 @@ def test_schema__refers_to_itself_in_many_ways__is_read_once() -> None:
 
     assert len(told) == 2001
     assert told["last"] == {"type": ["integer"]}
+
+
+@pytest.mark.parametrize(
+    "given", ['"name": "edit"', '"name": "edit", "arguments": null', '"name": "edit", "arguments": ""']
+)
+def test_call__has_no_arguments__they_are_an_object(given: str) -> None:
+    """Clients read what is passed to a tool as JSON, and have its schema say what that is."""
+    assert arguments_of(HERMES, f"<tool_call>{{{given}}}</tool_call>") == {}

@@ -111,6 +111,8 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             '{"name": "f", "parameters": {}}{"name": "g"}',
             ('{"name": "f", "parameters": {}}{"name": "g"}', "", []),
         ),
+        ("<|start_header_id|>", 'It is {"name": "Ann", "age": 3}.\n', ('It is {"name": "Ann", "age": 3}.\n', "", [])),
+        ("<|start_header_id|>", '<|python_tag|>{"name": "f"}', ("", "", ["f"])),
         (
             "[TOOL_CALLS]",
             'Hi[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
@@ -118,10 +120,26 @@ async def test_reply__real_process__reads_many_at_once() -> None:
         ),
         ("[ARGS] [TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}", ("", "", ["f", "g"])),
         (
+            "[ARGS] [CALL_ID] [TOOL_CALLS]",
+            "[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{}[TOOL_CALLS]g[CALL_ID]abcdefgh2[ARGS]{}",
+            ("", "", ["f", "g"]),
+        ),
+        (
             "<tool_call>\n<function=",
             "<tool_call>\n<function=f>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>",
             ("", "", ["f"]),
         ),
+        (
+            "<tool_call>\n<function=",
+            "I look.\n\n<function=f>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>",
+            ("I look.", "", ["f"]),
+        ),
+        (
+            "<tool_call>\n<function=",
+            "<function=f>\n<parameter=x>\n7\n</parameter>\n</function>\n<function=g>\n</function>",
+            ("", "", ["f", "g"]),
+        ),
+        ("<tool_call>\n<function=", "Say <function=NAME> first.", ("Say <function=NAME> first.", "", [])),
         ("{{ messages }}", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', ("", "", ["f"])),
         (
             "<|assistant|> <think> <tool_call> <arg_key>",

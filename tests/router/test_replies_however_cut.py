@@ -35,6 +35,7 @@ FAMILIES = {
     "<tool_call> <function=": [
         "<tool_call>\n<function=f>\n<parameter=x>\n  é\n</parameter>\n</function>\n</tool_call>",
         "<tool_call>",
+        "<function=f>",
         "<function=g>",
         "</parameter>",
         "</function>",
@@ -44,13 +45,14 @@ FAMILIES = {
         '{"name": "f", "parameters": {"a": "ü"}}',
         '{"name": "f", "parameters": {}}{"name":',
         '{"name":',
+        '{"name": "a", "b": 1}',
         "; ",
         "<|python_tag|>",
         "<|eom_id|>",
         "{",
     ],
     "[TOOL_CALLS]": ["[TOOL_CALLS]", '[{"name": "f", "arguments": {}}]', "</s>", "["],
-    "[ARGS] [TOOL_CALLS]": ['[TOOL_CALLS]f[ARGS]{"a": "é"}', "[TOOL_CALLS]", "[ARGS]", "{}", "</s>"],
+    "[ARGS] [TOOL_CALLS]": ['[TOOL_CALLS]f[ARGS]{"a": "é"}', "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "{}", "</s>"],
     "<|channel|>": [
         "<|channel|>analysis<|message|>",
         "<|end|>",
