@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
 _MOST_BACKOFF_S = 30.0
+_MOST_DOUBLED = 20  # times: it may fail for days
 
 _Way = tuple[str, Mapping[str, str]]  # the solver, and the profiles by pool
 
@@ -129,7 +130,7 @@ class PlannerProcess:
             try:
                 await self._follow(await self._start())
             except (PlannerLost, OSError, msgspec.DecodeError) as error:
-                wait_s = min(_MOST_BACKOFF_S, self._patience.backoff_s * 2**self._failures)
+                wait_s = min(_MOST_BACKOFF_S, self._patience.backoff_s * 2.0 ** min(_MOST_DOUBLED, self._failures))
                 self._failures += 1
                 logger.warning("planner process is replaced", extra={"reason": repr(error), "in_s": wait_s})
                 await asyncio.sleep(wait_s)

@@ -13,7 +13,7 @@ from test_plan_requests import SlowPlanner
 
 from deploy.control.planner import PlanAnswer, PlanTask, work_out
 from deploy.planning import planner_process as module
-from deploy.planning.planner_process import PlannerPatience, PlannerProcess
+from deploy.planning.planner_process import PlannerPatience, PlannerProcess, start_planner
 from pdmux_actor.serving.own_program import OwnProcess, start_own_program
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
@@ -132,6 +132,25 @@ async def test_planner_process__program_that_never_works__is_tried_ever_more_sel
     waits = [r.in_s for r in caplog.records if r.message == "planner process is replaced"]  # type: ignore[attr-defined]  # a log record's extra
     assert waits == sorted(waits)
     assert waits[0] < waits[-1]
+    await planner.close()
+
+
+async def test_planner_process__has_not_started_for_hours__is_there_when_it_can() -> None:
+    """As on a machine that is out of memory for a night."""
+    tries = 0
+
+    async def start_at_last() -> OwnProcess:
+        nonlocal tries
+        tries += 1
+        if tries <= 1100:
+            raise OSError("no memory")
+        return await start_planner()
+
+    planner = PlannerProcess(PlannerPatience(backoff_s=0.0), start_at_last).using("search")
+    (task,) = tasks(("a",))
+    planner.ask(task)
+
+    assert (await answered(planner)).solution.plan.units_of("a")
     await planner.close()
 
 
