@@ -110,6 +110,7 @@ class ModelTurns:
         """Returns models with streams that run, which give way to such as came in vain."""
         for_nothing = {home for guest in in_vain for home in known.goal.units_of(guest.model)}
         there = {m for home in for_nothing for m in known.fleet.lingering(home)} & self._finish_s.keys()
+        there = {m for m in there if known.catalog.places(m)}  # others have left the fleet file meanwhile
         return {m: m not in self._only_low for m in there if now_s - known.last_used_s(m) < _IDLE_S}
 
     def _note_failures(self, known: ModelNeeds, guests: Collection[Guest], now_s: float) -> None:

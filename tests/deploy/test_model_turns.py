@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from crowded_fleet import HOLD_S, crowded
-from fleet_model import SPEC, catalog_model
+from fleet_model import SPEC, catalog, catalog_model
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.model_turns import turn_length_s
@@ -268,6 +268,21 @@ def test_turn__all_that_waited_for_it_have_left__does_not_happen_and_nobody_is_p
     assert gives_way is ModelPhase.DRAINING
     assert [model for _, model in crowd.world.units["u1"].loaded] == ["a"]
     assert max(crowd.waits_s["a"]) <= 2.0, "it was not cut"
+
+
+def test_turn__who_waited_has_left_and_who_gives_way_is_removed_from_the_fleet__fleet_is_led_on() -> None:
+    crowd = crowded("a", "b", solver=MemoryGreedySolver(), runs_s=40.0)
+    crowd.ask("a")
+    crowd.come({}, for_s=10.0)
+    crowd.ask("b")
+    crowd.come({}, for_s=8.0)
+    assert crowd.world.units["u1"].phases["a"] is ModelPhase.DRAINING
+
+    crowd.world.want(catalog(catalog_model("b", sleeps_after_s=300.0)))
+    crowd.streams = [s for s in crowd.streams if s.model != "b"]
+    crowd.come({}, for_s=HOLD_S)
+
+    assert crowd.world.serving("b")
 
 
 @SOLVED_BY
