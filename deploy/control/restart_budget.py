@@ -91,10 +91,7 @@ class RestartBudget:
 
     def out_for_s(self, key: str, now_s: float) -> float:
         """0 when it may be used."""
-        left_s = self._out_until_s.get(key, now_s) - now_s
-        if left_s <= 0:
-            self._out_until_s.pop(key, None)
-        return max(0.0, left_s)
+        return max(0.0, self._out_until_s.get(key, now_s) - now_s)
 
     def kept(self) -> tuple[KeptBudget, ...]:
         keys = sorted({*self._deaths, *self._out_until_s})

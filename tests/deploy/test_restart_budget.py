@@ -21,3 +21,13 @@ def test_kept__nodes_that_came_and_went_for_days__are_forgotten() -> None:
         budget.note(f"spot/{node}/0", 60.0 * node)
 
     assert len(budget.kept()) <= 11
+
+
+def test_any_back__somebody_has_looked_since_its_time_was_over__is_told_all_the_same() -> None:
+    """A view of the fleet may be asked for between two ticks."""
+    budget = RestartBudget(RULES)
+    budget.take_out("p", 0.0)
+
+    assert budget.out_for_s("p", 300.1) == 0.0
+    assert budget.any_back(300.2)
+    assert not budget.any_back(300.3)
