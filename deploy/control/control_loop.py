@@ -293,6 +293,7 @@ class ControlLoop:
         self._note_sleep(now_s)
         if self._requests is None or not self._may_plan(now_s):
             return
+        self._migration.take_back_loads(now_s)
         self._need_plan(self._rollout.look(self._catalog, self._migration, now_s))
         self._need_plan(self.scaling.settle(self._migration.goal, self._catalog.placed, now_s))
         self._need_plan(self._turns.look(self._model_needs(), self._migration.transition, self._rules, now_s))

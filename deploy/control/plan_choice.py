@@ -96,10 +96,12 @@ def _is_like(one: PlacementModel, other: PlacementModel) -> bool:
 
 
 def goal_of(found: Plan, kept: Mapping[str, tuple[ModelPlacement, ...]], unit_ids: Iterable[str]) -> Plan:
-    """Returns what was found, for the units that stay, and what they keep whatever was found."""
+    """Returns what was found, for the units that stay, and what they keep whatever was found. Both may name a model: an
+    answer may be older than the reason to keep it.
+    """
     placed = {u.unit_id: u.models for u in found.units}
-    units = (UnitPlan(unit_id=i, models=(*placed.get(i, ()), *kept.get(i, ()))) for i in unit_ids)
-    return replace(found, units=tuple(units))
+    named = ((i, {p.model: p for p in (*placed.get(i, ()), *kept.get(i, ()))}) for i in unit_ids)
+    return replace(found, units=tuple(UnitPlan(unit_id=i, models=tuple(models.values())) for i, models in named))
 
 
 def same_places(one: Plan, other: Plan) -> bool:

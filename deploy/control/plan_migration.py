@@ -51,6 +51,20 @@ class PlanMigration:
         """Returns the goal's part that plans are made for."""
         return part_of(self.goal, {u.unit_id for u in needs.units})
 
+    def take_back_loads(self, now_s: float) -> None:
+        """Units that may take no models any more, as cordoned ones, do not get what has not begun to load there."""
+        usable = {u.unit_id for u in self._fleet.usable(now_s)}
+        if not self._is_moving or usable.issuperset(u.unit_id for u in self.goal.units):
+            return
+        begun = {u.unit_id: {p.model for p in u.models} for u in self.plan.units}
+        units = (
+            u
+            if u.unit_id in usable
+            else replace(u, models=tuple(p for p in u.models if p.model in begun.get(u.unit_id, ())))
+            for u in self.goal.units
+        )
+        self.goal = replace(self.goal, units=tuple(units))
+
     def set_out(self, solution: Solution, catalog: Catalog, unknown: Set[str] = frozenset()) -> bool:
         """Makes a solution the goal, which was found without `unknown` models. Returns whether any model's places
         change.
@@ -83,6 +97,7 @@ class PlanMigration:
         """
         if not self._is_moving:
             return ()
+        self.take_back_loads(now_s)  # an answer may be older than a cordon
         needs = needs_now()
         fits = needs.memory_test()
         if not needs.holds(self.planned_goal(needs), fits):

@@ -1,8 +1,11 @@
 """Units and nodes that are cordoned or drained, in virtual time."""
 
+from dataclasses import replace
+
 import pytest
 from fleet_model import World, catalog, catalog_model
 from test_moves import AT_ONCE, Told, room_for, world_of
+from test_plan_requests import SlowPlanner
 
 from deploy.control.control_rules import ControlRules
 from deploy.control.cordons import Cordon, Cordons, CordonScope, LostCordons
@@ -81,6 +84,41 @@ def test_cordon__withdrawn__unit_takes_models_again() -> None:
 
     assert before == []
     assert world.serving("b") == ["u1"]
+
+
+def test_cordon__load_has_not_begun_there__is_off_and_the_fleet_is_led_on() -> None:
+    solver = Told(a="u1", b="u1")
+    world = world_of(solver, "a", "b", rules=replace(AT_ONCE, max_moves_per_min=1))
+    solver.homes = {"a": ("u1", "u2"), "b": ("u1", "u2")}
+    world.beat(10)
+    assert world.units["u2"].ready() == {"a"}, "the other one waits for the next minute"
+
+    cordon_in(world, cordon("u2"))
+    world.beat(200)
+
+    assert world.units["u2"].ready() == {"a"}
+    assert world.units["u1"].ready() == {"a", "b"}
+
+
+def test_cordon__comes_before_an_older_answer_of_the_planner__goal_names_each_model_once() -> None:
+    slow = SlowPlanner()
+    world = World(catalog("a", "b"), expected_units=2, planner=slow, rules=AT_ONCE)
+    for _ in range(2):
+        world.start_unit(memory_bytes=room_for(4))
+    world.beat()
+    solver = Told(a="u1 u2", b="u1")
+    slow.finish(solver)
+    world.beat(6)
+    solver.homes["c"] = ("u2",)
+    world.want(catalog("a", "b", "c"))
+    world.beat(8)
+    cordon_in(world, cordon("u2"))
+    slow.finish(solver)
+
+    world.beat(4)
+
+    held = [[p.model for p in u.models] for u in world.loop.status(world.now_s).goal.units]
+    assert held == [["a", "b"], ["a"]]
 
 
 def test_cordon__unit_with_one_of_two_replicas__the_other_stays_planned() -> None:

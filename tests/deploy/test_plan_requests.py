@@ -4,6 +4,7 @@ from fleet_model import World, catalog, catalog_model
 
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
 from placement.estimation.problem_arrays import Estimator
+from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 
 
@@ -22,8 +23,8 @@ class SlowPlanner:
         answer, self._answer = self._answer, None
         return answer
 
-    def finish(self) -> None:
-        self._answer = work_out(self.tasks[-1], MemoryGreedySolver(), Estimator())
+    def finish(self, solver: Solver | None = None) -> None:
+        self._answer = work_out(self.tasks[-1], solver or MemoryGreedySolver(), Estimator())
 
 
 def world(planner: SlowPlanner, *models: str, units: int = 1) -> World:
