@@ -9,6 +9,7 @@ though its share is not used up. The credit bounds the burst. It is earned only 
 wanted is held against nobody.
 """
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -21,6 +22,10 @@ from router.request_terms import Priority
 PROMPT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
 """A generated token costs more than a prompt token: w_p and w_q of the paper."""
+
+
+_MOST_IDLE = 4096
+"""Keys that do not wait and are remembered: clients may call themselves otherwise with each request."""
 
 
 def virtual_tokens(*, prompt_tokens: int = 0, output_tokens: int = 0) -> float:
@@ -69,9 +74,14 @@ class ServiceCounters:
 
     def forget_idle(self) -> None:
         """Bounds memory where keys come and go. An idle key would be lifted to the floor anyway when it comes back,
-        unless it is ahead of it: it has used some of its credit.
+        unless it is ahead of it: it has used some of its credit. Of those the ones that are furthest ahead are kept.
         """
-        self._counters = {k: c for k, c in self._counters.items() if k in self._active or c > self._floor}
+        kept = {k: c for k, c in self._counters.items() if k in self._active or c > self._floor}
+        if len(kept) - len(self._active) > _MOST_IDLE:
+            idle = (k for k in kept if k not in self._active)
+            ahead = {*heapq.nlargest(_MOST_IDLE, idle, key=kept.__getitem__)}
+            kept = {k: c for k, c in kept.items() if k in self._active or k in ahead}
+        self._counters = kept
 
     def _least(self) -> float:
         return max(self._level, min((self._counters[k] for k in self._active), default=0.0))

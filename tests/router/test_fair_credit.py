@@ -102,6 +102,19 @@ def test_forget_idle__a_tenant_that_has_used_its_credit__is_remembered() -> None
     assert counters.of("unused") == 0.0
 
 
+def test_forget_idle__every_request_has_a_name_of_its_own__those_furthest_ahead_are_remembered() -> None:
+    """Where nothing waits no floor rises, above which the counters of all of them are."""
+    queue = FairQueue()
+    for i in range(10_000):
+        queue.enter("m", f"user-{i}")
+        queue.charge("m", f"user-{i}", prompt_tokens=1 + i)
+
+    queue.keep_models(frozenset({"m"}))
+
+    assert sum(queue.served("m", f"user-{i}") > 0 for i in range(10_000)) < 5_000
+    assert queue.served("m", "user-9999") >= 10_000
+
+
 def test_pump__greedy_tenant_is_served_all_the_time__a_neighbours_burst_does_not_take_turns_with_it() -> None:
     scheduler = GatewayScheduler(gateway_id="g")
     scheduler.update_view(fleet(unit("u", FULL, total_blocks=20)), 0.0)
