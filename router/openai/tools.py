@@ -182,8 +182,10 @@ def tool_use(
 
 
 def _plain(tool: FunctionTool) -> dict[str, Any]:
+    """Has the name first, and arguments that are an object: so models have learnt to read tools."""
     function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
-    return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}} | function}
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
 def _calls(schemas: Mapping[str, object], max_calls: int | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from router.errors import InvalidRequest
 from router.openai.tokenize_requests import DetokenizeBody, TokenizeRequest
+from router.openai.tools import tool_use
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard
 
@@ -21,7 +22,7 @@ async def tokenize(
             card,
             [message.for_template() for message in request.messages],
             request.chat_template_kwargs or {},
-            tools=[tool.model_dump(exclude_none=True) for tool in request.tools or ()],
+            tools=tool_use(request.tools or [], None, parallel=None).offered,
             max_tokens=max_tokens,
             add_generation_prompt=request.add_generation_prompt is not False and not goes_on,
             continue_final_message=goes_on,

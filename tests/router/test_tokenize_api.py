@@ -1,8 +1,10 @@
 """/tokenize and /detokenize answer with the tokens that the model's requests have."""
 
+import json
+
 import httpx
 import pytest
-from fake_unit import FakeUnit
+from fake_unit import FakeUnit, write_byte_tokenizer
 
 from router.access.api_keys import KeyEntry, KeyRing, make_key
 from router.openai.body import SMALL_BODY_BYTES
@@ -39,6 +41,25 @@ async def test_tokenize__messages__are_what_the_chat_has(serve, prompts_for_an_a
 
     text = bytes(unit.requests[0].prompt_token_ids)
     assert bytes(told["tokens"]) == (text if prompts_for_an_answer else text.removesuffix(b"<assistant>"))
+
+
+async def test_tokenize__tools__are_those_of_the_chat_each_with_its_name_first(serve, tmp_path) -> None:
+    served = await serve(unit := FakeUnit())
+    served.folder = write_byte_tokenizer(tmp_path, chat_template="{{ tools | tojson }}")
+    served.show(unit)
+    function = {"description": "Now", "parameters": {"type": "object"}, "name": "time", "strict": False}
+    tools = [{"type": "function", "function": f} for f in (function, {"name": "a"}, {"parameters": {}, "name": "b"})]
+    told = (await post(served, "/tokenize", messages=MESSAGES, tools=tools)).json()
+    await post(served, "/v1/chat/completions", messages=MESSAGES, tools=tools, max_tokens=1)
+
+    text = bytes(unit.requests[0].prompt_token_ids)
+    assert bytes(told["tokens"]) == text
+    nothing = {"type": "object", "properties": {}}
+    assert [list(tool["function"].items()) for tool in json.loads(text)] == [
+        [("name", "time"), ("description", "Now"), ("parameters", {"type": "object"})],
+        [("name", "a"), ("parameters", nothing)],
+        [("name", "b"), ("parameters", nothing)],
+    ]
 
 
 async def test_tokenize__a_last_message_to_go_on_from__is_what_the_chat_has(serve) -> None:
