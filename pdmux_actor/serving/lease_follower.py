@@ -31,11 +31,14 @@ class _Slept:
 
 @dataclass(slots=True, eq=False)
 class HeldModel:
-    """A model that the unit loads, serves or lets go. The engine has its weights while `in_engine`."""
+    """A model that the unit loads, serves or lets go. The engine has its weights while `in_engine`, and may have them
+    while `is_coming`.
+    """
 
     assignment: ModelAssignment
     phase: ModelPhase = ModelPhase.LOADING
     in_engine: bool = False
+    is_coming: bool = False
     vocabulary: Vocabulary | None = None
     files: frozenset[tuple[str, int]] = frozenset()
     max_model_len: int | None = None
@@ -211,12 +214,14 @@ class LeaseFollower:
             held.download = None
             if not self._keeps(held):  # others have its place by now; what was downloaded stays on the disk
                 return True
+            held.is_coming = True
             held.max_model_len = await self._add_to_engine(wanted)
         except ModelLoadError as error:
             logger.warning("a model does not load", extra={"model": held.model, "reason": str(error)})
-            held.phase, held.error = ModelPhase.FAILED, str(error)
+            held.phase, held.error, held.is_coming = ModelPhase.FAILED, str(error), False
+            self._tell_family(held)
             return False
-        held.in_engine = True
+        held.in_engine, held.is_coming = True, False
         self._slept.pop(held.model, None)
         held.phase = ModelPhase.READY if self._keeps(held) else ModelPhase.DRAINING
         self._is_news.set()
@@ -265,8 +270,8 @@ class LeaseFollower:
             logger.warning("a model leaves with streams open", extra=told)
         if self._keeps(held):
             return
-        while any(h.in_engine and h.assignment.base == held.model for h in self._held.values()):
-            # no deadline: adapters leave as models do
+        while any((h.in_engine or h.is_coming) and h.assignment.base == held.model for h in self._held.values()):
+            # no deadline: adapters come and leave as models do
             await held.changed.wait()
             held.changed.clear()
         if self._keeps(held):

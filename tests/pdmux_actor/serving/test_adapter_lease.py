@@ -1,5 +1,6 @@
 """Adapters by lease: behind their base, with its vocabulary, and gone before it."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -73,6 +74,29 @@ async def test_unit__base_comes_with_other_weights__its_adapters_are_loaded_anew
     await until(lambda: len(changes_of(fake_engine)) == 6)
 
     assert changes_of(fake_engine)[2:] == [("remove", "sql"), ("remove", "tiny"), ("add", "tiny"), ("add", "sql")]
+    await until(lambda: list(phases(unit).values()) == ["ready", "ready"])
+
+
+@pytest.mark.parametrize("failing_loads", [0, 1])
+async def test_unit__base_gets_other_weights_while_an_adapter_comes__has_it_on_the_new_ones(
+    make_unit, fake_engine, make_lease, make_assignment, adapter, until, phases, failing_loads
+):
+    """An engine takes a base's adapters out with it, those that it was just given too."""
+    unit = await make_unit(fake_engine, first_retry_s=0.01)
+    unit.apply_lease(make_lease(1, "tiny"))
+    await until(lambda: phases(unit) == {"tiny": "ready"})
+    fake_engine.load_gate.clear()
+    unit.apply_lease(make_lease(2, "tiny", adapter()))
+    await until(lambda: phases(unit).get("sql") == "loading")
+    await asyncio.sleep(0.05)
+    unit.apply_lease(make_lease(3, make_assignment("tiny", revision="newer"), adapter()))
+    await asyncio.sleep(0.05)
+    fake_engine.failing_loads = failing_loads
+    fake_engine.load_gate.set()
+    await until(lambda: changes_of(fake_engine)[-2:] == [("add", "tiny"), ("add", "sql")])
+
+    came = [("add", "sql")] if failing_loads else [("add", "sql"), ("remove", "sql")]
+    assert changes_of(fake_engine)[1:-2] == [*came, ("remove", "tiny")]
     await until(lambda: list(phases(unit).values()) == ["ready", "ready"])
 
 
