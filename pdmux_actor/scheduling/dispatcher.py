@@ -31,7 +31,9 @@ class Dispatcher:
         self._sharing = parts.sharing
 
     def act(self, actions: Sequence[Action], now_s: float) -> list[Launch]:
-        """Launches for what a policy chose, in order."""
+        """Launches for what a policy chose, in order. Where decode finds no KV and the batch under way may hold what it
+        lacks, the batch goes on: nothing else would end, and so free any.
+        """
         launches: list[Launch] = []
         ahead_sms = 0
         if len(actions) > 1:
@@ -42,7 +44,10 @@ class Dispatcher:
                 launches += self._decode(action, ahead_sms, now_s)
             else:
                 launches += self._prefill_or_mix(action, now_s)
-        return launches
+        batch = self._batches.current
+        if launches or not actions or batch is None or self._lanes.flights():
+            return launches
+        return self._slice(batch, batch.layers_left, self._device.num_sms, now_s)
 
     def _prefill_or_mix(self, action: StartPrefill | ContinuePrefill | Mixed, now_s: float) -> list[Launch]:
         match action:

@@ -133,6 +133,7 @@ class Scheduler:
             case Abort(request_id=request_id):
                 if (sequence := self._answers.unanswered.get(request_id)) is not None:
                     self._answers.end(sequence, FinishReason.ABORT)
+                    self._finish_removal(self._queues[sequence.model])  # no launch ends a batch that goes with it
             case AttachAdapter(model=model, base=base, quota_blocks=quota_blocks):
                 self._adapters.attach(model, self._queues[base], quota_blocks)
                 self._set_quotas({model: quota_blocks})

@@ -115,6 +115,20 @@ def test_adapter__has_left__what_it_counted_is_not_told_of_its_base(leaving):
     assert told["a"].output_tokens_per_s <= 10.0
 
 
+def test_adapter__leaves_while_its_prompt_is_between_slices__is_gone_when_the_batch_is_given_up():
+    """No launch of the base ends afterwards: who waits for the adapter to be gone would for ever."""
+    others = Arrival(make_request("b", "b", 30, 100, first=3))
+    batch = [Arrival(make_request(f"r{model}", model, 100, 2, first=i, ttft_s=5.0)) for i, model in enumerate("xa", 1)]
+    leaves = [(0.2161, RemoveModel("x")), (0.2165, Abort("ra"))]
+    events = [(0.0, X), (0.0, others), *((0.2, r) for r in batch), *leaves]
+    engine = VirtualEngine(events, policy="tropical", models="ab", quota_blocks=300)
+    gone: list[str] = []
+    engine.loop._on_detached = gone.append
+    engine.run()
+
+    assert gone == ["x"]
+
+
 def test_adapter__asked_for_when_it_is_not_there__is_refused_by_name():
     late = [(0.1, RemoveModel("x")), (0.2, Arrival(make_request("r", "x")))]
     engine = VirtualEngine([(0.0, X), *late]).run()

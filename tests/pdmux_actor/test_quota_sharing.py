@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
-from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, VirtualEngine, make_request
+import pytest
+from engine_rig import INFOS, PLAIN, TOTAL_BLOCKS, LinearLatency, VirtualEngine, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.model_info import longest_sequence_tokens
 from pdmux_actor.scheduling.events import Arrival, RemoveModel, SetQuotas
+from pdmux_actor.scheduling.policies.registry import POLICIES
 
 ADAPTING = replace(PLAIN, adapt_quotas=True, quota_period_s=0.1)
 LENDING = replace(PLAIN, kv_lendable_share=1.0)
@@ -64,6 +66,25 @@ def test_borrowing__lender_prompt__waits_a_step_not_a_borrowers_generation():
         return next(t for t, e in zip(engine.event_times_s, engine.token_events, strict=True) if e.request_id == "b0")
 
     assert first_token_s(LENDING) <= first_token_s(PLAIN) + 0.1
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_borrowing__batch_between_two_slices_holds_what_decode_lacks__goes_on(policy):
+    """Its blocks come back when it has ended, and not before: a lender whose next token is late already has no time
+    for it.
+    """
+    lending = replace(LENDING, kv_watermark=0.0)
+    prompts = [
+        make_request(f"b{i}", "b", tokens, 2, first=i, ttft_s=50.0, tbt_s=0.1) for i, tokens in ((1, 380), (2, 367))
+    ]
+    lender = make_request("a", "a", 17, 60, first=3, ttft_s=9.0, tbt_s=0.1)
+    events = [(0.0, Arrival(lender)), *((0.06, Arrival(r)) for r in prompts)]
+    engine = VirtualEngine(
+        events, policy=policy, models="ab", quota_blocks=300, settings=lending, latency=LinearLatency(0.0)
+    )
+    engine.run(max_turns=1000)
+
+    assert [len(engine.tokens_of(r.request_id)) for r in (lender, *prompts)] == [60, 2, 2]
 
 
 def test_adaptive_quotas__one_model_starves_beside_an_idle_one__quota_moves_down_to_the_floor():
