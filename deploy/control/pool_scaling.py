@@ -84,6 +84,8 @@ class PoolScaling:
         self._delta = AttainmentDelta()
         self._signals = LeadingSignals()
         self._models: Sequence[PlacementModel] = ()
+        self._lacked_s: dict[str, float] = {}  # pools without nodes: since when
+        self._node_gpus: dict[str, int] = {}
         self._alarmed_s = float("-inf")
         self._steady: object = None
         self.ceilings = Ceilings()
@@ -119,7 +121,7 @@ class PoolScaling:
         now_s: float,
     ) -> FleetSizeQuestion | None:
         """`asked` sums what gateways count of each model; `expected` is forecast. None: no pool may change, or there is
-        nothing yet that a node could be like.
+        nothing yet that a node could be like. A pool without nodes is waited for as long as one takes to come.
         """
         if not self.is_elastic:
             return None
@@ -127,13 +129,16 @@ class PoolScaling:
         self._trend.note(models, now_s)
         self._learn(asked, now_s)
         nodes = {pool: self._capable(pool, now_s) for pool in self._pools}
-        if not all(nodes.values()) or any(u.capacity.sizes_pool for u in self._fleet.registry):
+        self._lacked_s = {p: self._lacked_s.get(p, now_s) for p, there in nodes.items() if not there}
+        is_awaited = any(now_s - since_s < self._leads[p].total_s for p, since_s in self._lacked_s.items())
+        there = sorted(nodes.keys() - self._lacked_s.keys())
+        if is_awaited or not there or any(u.capacity.sizes_pool for u in self._fleet.registry):
             return None
         rules = [s.rules for s in self._pools.values() if s.rules.is_elastic]
         self._forecast_per_s = sum(e.rate_per_s for e in expected.values()) if expected else None
         foreseen = at_least(self._trend.ahead(models, self.lead_s), expected)
         return FleetSizeQuestion(
-            pools=tuple(self._elastic(pool, nodes[pool]) for pool in sorted(self._pools)),
+            pools=tuple(self._elastic(pool, nodes[pool]) for pool in there),
             models=self._calibrated(self._signals.pressed(foreseen)),
             limits=SizeLimits(
                 target_attainment=max(r.target_attainment for r in rules),
@@ -229,9 +234,11 @@ class PoolScaling:
         nodes, rules = self._nodes(pool), self._pools[pool].rules
         wanted = self._size(pool, now_s).wanted if rules.is_elastic else 0
         gpus = {u.unit_id: u.report.num_gpus for u in self._units(pool)}
+        if nodes:
+            self._node_gpus[pool] = max(sum(gpus[unit_id] for unit_id in n.unit_ids) for n in nodes)
         return HeldNodes(
             nodes=max(wanted, len(nodes)),
-            gpus=max((sum(gpus[unit_id] for unit_id in n.unit_ids) for n in nodes), default=0),
+            gpus=self._node_gpus.get(pool, 0),
             cost_per_hour=rules.cost_per_hour,
         )
 

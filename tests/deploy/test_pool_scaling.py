@@ -184,6 +184,36 @@ def test_pool__ray_takes_a_node__as_many_as_before_are_wanted() -> None:
     assert (fleet.pool.wanted, fleet.pool.present) == (2, 1)
 
 
+@pytest.mark.parametrize(("ceilings", "most"), [(Ceilings(), 3), (Ceilings(max_gpus=3), 2)])
+def test_pool__nodes_of_another_one_are_all_lost__grows_once_none_has_come_in_their_place(
+    ceilings: Ceilings, most: int
+) -> None:
+    rules = ScalingRules(least_nodes=1, most_nodes=3, provision_s=20.0)
+    told = Told(a="u1 u2", b="u1 u2")
+    planner = Sized(told)
+    world = World(
+        catalog("a", "b"),
+        expected_units=1,
+        planner=planner,
+        rules=replace(AT_ONCE, ceilings=ceilings),
+        scaling={pool: ScaledPool(rules=rules, units_per_node=1) for pool in "pq"},
+    )
+    for pool in "pq":
+        world.start_unit(pool=pool, node=f"n{pool}", memory_bytes=room_for(8))
+    planner.found = replace(FOUND, nodes={"p": 1, "q": 1})
+    world.beat(20, asks=ASKS)
+
+    world.kill_unit("u2")
+    world.beat(32, asks=ASKS)
+    planner.found = replace(FOUND, nodes={"p": 3})
+    sizes = []
+    for _ in range(3):
+        world.beat(30, asks=ASKS)
+        sizes.append(world.loop.status(world.now_s).pools[0].wanted)
+
+    assert sizes == [1, most, most], "another one may come within 20 s"
+
+
 def test_pool__control_loop_is_replaced__goes_on_with_the_size() -> None:
     fleet = Breathing()
     fleet.find(3)
