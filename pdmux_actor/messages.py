@@ -120,10 +120,11 @@ class GenerateRequest:
     `skip_special_tokens` special tokens are part of the text, but for the one that ends it. What ends the text, a stop
     string or a token, is part of it with `shows_stop`. Cached prefixes are shared by requests of the same `cache_salt`
     only. One that `gives_way` has what others leave, and its KV is taken when they
-    need it. One that `embeds` is told its prompt's embedding beside its first token; it asks for one token, and has no
-    `output_token_ids`. `traceparent` (W3C Trace Context) is that of the span that asks, where it is traced.
-    One that `hands_over` asks for one token, since another unit goes on: text that may still change is held back when
-    it ends by its length. `kv_from` is the frame stream of the unit that computed the prompt: its KV is fetched there.
+    need it. One that `embeds` is told its prompt's embedding beside its first token, or the logits of its
+    `scored_tokens` there, if it names some; it asks for one token, and has no `output_token_ids`. `traceparent` (W3C
+    Trace Context) is that of the span that asks, where it is traced. One that `hands_over` asks for one token, since
+    another unit goes on: text that may still change is held back when it ends by its length. `kv_from` is the frame
+    stream of the unit that computed the prompt: its KV is fetched there.
     `weights` names those that its tokens were made for (`WeightsOrigin.name`): a unit that has others gives it back.
     """
 
@@ -139,6 +140,7 @@ class GenerateRequest:
     cache_salt: str = ""
     gives_way: bool = False
     embeds: bool = False
+    scored_tokens: tuple[int, ...] = ()
     traceparent: str = ""
     hands_over: bool = False
     kv_from: str = ""
@@ -166,7 +168,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """Holds what one engine step produced for one request. `finish` is set exactly once per request, on its last event.
     `cached_tokens` of the prompt had their KV already: told with the first token, and so are `prompt_logprobs`, of all
     tokens of the prompt but the first, and the `embedding` of a request that asks for it: the final norm's output at
-    the prompt's last token, not normalised, float32, little-endian.
+    the prompt's last token, not normalised, or logits of its `scored_tokens` behind it; float32, little-endian.
 
     A Struct, since one is made per sequence and step (a frozen dataclass takes five times as long).
     """

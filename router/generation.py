@@ -24,9 +24,9 @@ class ReplyShape:
 class Generation:
     """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. `choice`
     counts those of the request. One that is `prompt_only`, as one that `embeds`, was asked for no token: that which
-    an engine gives to every prompt is nobody's. `fills_context`: no `max_tokens` were asked for, and it ends where
-    units' contexts do. `shares_prompt`: another choice of the request is charged for it. `weights` are those of the
-    model that its prompt was made for (`ModelCard.weights`).
+    an engine gives to every prompt is nobody's. `scored_tokens` as of GenerateRequest. `fills_context`: no `max_tokens`
+    were asked for, and it ends where units' contexts do. `shares_prompt`: another choice of the request is charged for
+    it. `weights` are those of the model that its prompt was made for (`ModelCard.weights`).
     """
 
     request_id: str
@@ -42,6 +42,7 @@ class Generation:
     cache_salt: str = ""
     gives_way: bool = False
     embeds: bool = False
+    scored_tokens: tuple[int, ...] = ()
     prompt_only: bool = False
     fills_context: bool = False
     shares_prompt: bool = False

@@ -1,5 +1,5 @@
 """Makes what prompts are asked for beside tokens of a prefill's hidden states: log-probabilities, in memory that does
-not grow with the prompt, and embeddings.
+not grow with the prompt, embeddings, and logits of tokens that stand for a score.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -97,10 +97,11 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class ComputedEmbeddings:
-    """Holds those of a launch, [prompts, hidden_size], float32, which are on the host once the launch is over."""
+    """Holds those of a launch, float32, which are on the host once the launch is over: [prompts, hidden_size] of
+    prompts whose last states are asked for, and for each set of scored tokens [prompts, tokens].
+    """
 
-    places: Sequence[int]
-    states: Tensor
+    parts: Sequence[tuple[Sequence[int], Tensor]]  # places of chunks, and a row for each
 
     @classmethod
     def of(
@@ -113,17 +114,32 @@ class ComputedEmbeddings:
         """`hidden` [tokens, hidden_size] are those of the launch, after the last layer; chunks are at the beginning of
         its tokens. Enqueues, where a device is to compute it, and does not wait. None: nobody asks.
         """
-        places: list[int] = []
-        states: list[Tensor] = []
+        asked: dict[tuple[int, ...], dict[int, Tensor]] = {}  # by scored tokens and place: a prompt's last state
         first = 0
         for place, chunk in enumerate(chunks):
             if (token := chunk.embedded_token) is not None:
-                places.append(place)
-                states.append(hidden[first + token : first + token + 1])
+                state = hidden[first + token : first + token + 1]
+                asked.setdefault(chunk.sequence.request.scored_tokens, {})[place] = state
             first += chunk.length
-        return cls(places, to_host(decoder.final_states(torch.cat(states)))) if places else None
+        parts: list[tuple[Sequence[int], Tensor]] = []
+        for scored, states in asked.items():
+            last = torch.cat(list(states.values()))
+            told = _logits_of(scored, decoder, last) if scored else decoder.final_states(last)
+            parts.append((list(states), to_host(told)))
+        return cls(parts) if parts else None
 
     def read(self) -> dict[int, bytes]:
         """Returns them by the place of a chunk, float32, little-endian."""
-        rows = self.states.numpy().astype("<f4", copy=False)
-        return {place: row.tobytes() for place, row in zip(self.places, rows, strict=True)}
+        return {
+            place: row.tobytes()
+            for places, told in self.parts
+            for place, row in zip(places, told.numpy().astype("<f4", copy=False), strict=True)
+        }
+
+
+def _logits_of(token_ids: Sequence[int], decoder: LayeredDecoder, hidden: Tensor) -> Tensor:
+    """[prompts, hidden_size] after the last layer -> float32 [prompts, tokens]. Copies one token's column after the
+    other: an index would have to be uploaded.
+    """
+    logits = decoder.logits(hidden)
+    return torch.stack([logits[:, token_id] for token_id in token_ids], dim=1)

@@ -141,7 +141,8 @@ class TokenSequence:
     def token_outside(self, vocab_size: int) -> int | None:
         """A token that a vocabulary of this size does not have, among those that the request names, too."""
         distinct = set(self.token_ids)  # often few: faster than two passes over a long prompt
-        extremes = [min(distinct, default=0), max(distinct, default=0), *self.request.sampling.named_tokens]
+        named = (*self.request.sampling.named_tokens, *self.request.scored_tokens)
+        extremes = [min(distinct, default=0), max(distinct, default=0), *named]
         return next((token_id for token_id in extremes if not 0 <= token_id < vocab_size), None)
 
     @property

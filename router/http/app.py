@@ -44,6 +44,7 @@ from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.document import Document, body_of, responses_of
 from router.openai.embeddings import EmbeddingsBody, EmbeddingsRequest
+from router.openai.rerank import RerankBody, RerankRequest
 from router.openai.schemas import (
     ChatCompletion,
     Completion,
@@ -52,12 +53,14 @@ from router.openai.schemas import (
     Model,
     ModelList,
     Readiness,
+    RerankReply,
     Version,
 )
 from router.openai.tokenize_requests import DetokenizeBody
 from router.responses.background import BackgroundResponses
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
+from router.telemetry.request_labels import ALSO_RERANK
 from router.telemetry.tracing import RequestSpans
 from router.view import known_fleet
 
@@ -152,7 +155,7 @@ def create_app(
     _add_control_routes(app, gateway, read_decisions, read_fleet, read_events, live)
     if has_console:
         add_console(app)
-    document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody, EmbeddingsBody])
+    document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody, EmbeddingsBody, RerankBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
@@ -179,6 +182,13 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsBody), **responses_of(EmbeddingList, streams=False))
     async def create_embeddings(request: Request) -> Response:
         return await answer_whole(request, gateway, EmbeddingsRequest.parse, gateway.embed)
+
+    @app.post("/v1/rerank", openapi_extra=body_of(RerankBody), **responses_of(RerankReply, streams=False))
+    async def rerank(request: Request) -> Response:
+        return await answer_whole(request, gateway, RerankRequest.parse, gateway.rerank)
+
+    for path in ALSO_RERANK:
+        app.post(path, include_in_schema=False)(rerank)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:

@@ -12,6 +12,7 @@ from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
 from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
+from router.openai.rerank import RerankRequest
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
 from router.responses.response_store import ResponseStore
@@ -47,10 +48,16 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         gateway.access.check_owner(owner, asked.model)
         return await (await gateway.embed(asked, caller)).document()
 
+    async def rerank(body: bytes, caller: Caller, owner: str) -> bytes:
+        asked = RerankRequest.parse(body)
+        gateway.access.check_owner(owner, asked.model)
+        return await (await gateway.rerank(asked, caller)).document()
+
     return {
         "/v1/chat/completions": chat,
         "/v1/completions": complete,
         "/v1/embeddings": embed,
+        "/v1/rerank": rerank,
         "/v1/responses": answer_response,
     }
 

@@ -23,7 +23,7 @@ from router.errors import (
 )
 from router.http.streaming import ClientDisconnected
 from router.telemetry.metrics import GatewayMetrics
-from router.telemetry.request_labels import CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
+from router.telemetry.request_labels import ALSO_RERANK, CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
 from router.telemetry.service_report import ReceiptBook, log_request
 from router.telemetry.tracing import RequestSpans, RequestTrace
 
@@ -102,7 +102,7 @@ class RequestIdentity:
             error = state.get("error")
             if error is not None:
                 status = shape_of(error).status  # of a stream, too, which had begun with another one
-            endpoint = scope["path"] if scope["path"] in ENDPOINTS else OTHER
+            endpoint = _endpoint_of(scope["path"])
             self._metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
             self._count_refusal(error)
             elapsed_s = time.monotonic() - started_s
@@ -112,10 +112,11 @@ class RequestIdentity:
                 self._spans.end(trace, state, status=status)
 
     def _trace(self, spans: RequestSpans, scope: Scope, state: dict[str, Any]) -> RequestTrace | None:
-        if scope["path"] not in GENERATION_ENDPOINTS:
+        endpoint = _endpoint_of(scope["path"])
+        if endpoint not in GENERATION_ENDPOINTS:
             return None
         headers = {name: value for name, value in Headers(scope=scope).items() if name in _TRACE_HEADERS}
-        trace = spans.start(headers=headers, endpoint=scope["path"])
+        trace = spans.start(headers=headers, endpoint=endpoint)
         state["traceparent"] = trace.traceparent
         return trace
 
@@ -130,3 +131,9 @@ def request_id_of(header: str | None) -> str:
     """The client's id without what does not belong into a log or a header, or a new one."""
     cleaned = _FOREIGN.sub("", (header or "")[:_MAX_LENGTH])
     return cleaned or uuid.uuid4().hex
+
+
+def _endpoint_of(path: str) -> str:
+    if path in ALSO_RERANK:
+        return "/v1/rerank"
+    return path if path in ENDPOINTS else OTHER

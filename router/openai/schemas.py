@@ -146,6 +146,25 @@ class EmbeddingList(BaseModel):
     usage: EmbeddingsUsage
 
 
+class RankedText(BaseModel):
+    text: str
+
+
+class RankedDocument(BaseModel):
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class RerankReply(BaseModel):
+    """Documents of the highest scores come first; `index` is that of the request."""
+
+    id: str
+    model: str
+    usage: EmbeddingsUsage
+    results: list[RankedDocument]
+
+
 class SloTargets(BaseModel):
     ttft_s: float
     tbt_s: float

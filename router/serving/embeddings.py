@@ -1,22 +1,17 @@
-"""Turns a request for embeddings into generations, one for each input, which computes its prompt and no more; and their
-outputs into one document.
-"""
+"""Makes prompts of a request for embeddings, and one document of what units say of them."""
 
-import uuid
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 import numpy as np
 
-from pdmux_actor.messages import SamplingParams
-from router.errors import GenerationFailed, InvalidRequest
-from router.generation import Generation, Output
-from router.live_view import ContextLengths
+from router.errors import GenerationFailed
+from router.generation import Output
 from router.openai.embeddings import EmbeddingsRequest
-from router.openai.large_body import MAX_TOKEN_IDS
-from router.serving.prompts import Prompt, completion_tokens, prompt_tokens
+from router.serving.pooling import PoolingPrompts, PromptRoom
+from router.serving.prompts import Prompt, prompt_tokens
 from router.telemetry.service_report import ServiceReport
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard
@@ -27,12 +22,12 @@ _encode = msgspec.json.Encoder().encode
 
 async def embedding_prompts(
     request: EmbeddingsRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
-) -> list[Prompt]:
+) -> "PoolingPrompts[EmbeddingsResponse]":
     """`max_tokens` is the longest sequence that the model takes. Raises as `completion_prompts`, and InvalidRequest:
     the inputs have too many tokens together.
     """
     prompts: list[Prompt] = []
-    room = MAX_TOKEN_IDS
+    room = PromptRoom(_PARAM)
     for given in request.inputs:
         token_ids = await prompt_tokens(
             given,
@@ -42,42 +37,13 @@ async def embedding_prompts(
             max_tokens=max_tokens,
             add_special_tokens=request.add_special_tokens,
         )
-        room -= len(token_ids)
-        if room < 0:
-            message = f"Invalid value for {_PARAM!r}: more than {MAX_TOKEN_IDS} tokens; send fewer inputs per request."
-            raise InvalidRequest(message, param=_PARAM)
+        room.take(len(token_ids))
         prompts.append(Prompt(token_ids=tuple(token_ids)))
-    return prompts
 
+    def answer(outputs: AsyncGenerator[Output, None], num_tokens: int, report: ServiceReport) -> EmbeddingsResponse:
+        return EmbeddingsResponse(outputs, request, prompt_tokens=num_tokens, report=report)
 
-def embedding_generations(
-    card: ModelCard, prompts: Sequence[Prompt], context: ContextLengths, report: ServiceReport, *, gives_way: bool
-) -> list[Generation]:
-    """Raises ContextLengthExceeded."""
-    request_id = uuid.uuid4().hex
-    return [
-        Generation(
-            request_id=f"{request_id}-{index}",
-            choice=index,
-            model=card.model,
-            prompt_token_ids=prompt.token_ids,
-            prompt_param=_PARAM,
-            sampling=SamplingParams(
-                max_tokens=completion_tokens(
-                    prompt_tokens=len(prompt.token_ids), asked=1, context=context, param=_PARAM
-                ),
-                temperature=0.0,
-            ),
-            stop=(),
-            gives_way=gives_way,
-            embeds=True,
-            slo=report.slo,
-            client_request_id=report.request_id,
-            traceparent=report.traceparent,
-            weights=card.weights,
-        )
-        for index, prompt in enumerate(prompts)
-    ]
+    return PoolingPrompts(prompts=prompts, param=_PARAM, answer=answer)
 
 
 class EmbeddingsResponse:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -31,12 +31,14 @@ from router.openai.completions import CompletionRequest
 from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
+from router.openai.rerank import RerankRequest
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.request_terms import ANYBODY, AdmissionRequest, Caller, Priority
 from router.serving.context_wait import ContextWait, ModelAbsence, load_failed
-from router.serving.embeddings import EmbeddingsResponse, embedding_generations, embedding_prompts
+from router.serving.embeddings import EmbeddingsResponse, embedding_prompts
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner, WaitingRequests
+from router.serving.pooling import PoolingPrompts
 from router.serving.prompts import (
     Prompt,
     bad_word_tokens,
@@ -44,10 +46,13 @@ from router.serving.prompts import (
     check_named_tokens,
     check_prompt_logprobs,
     completion_prompts,
+    longest_of,
     too_long,
 )
 from router.serving.reply_reading import read_parts, without_completion
+from router.serving.reranking import RerankResponse, rerank_prompts
 from router.serving.response import (
+    AnswerT,
     GenerationResponse,
     RenewedDocument,
     RenewedResponse,
@@ -285,25 +290,28 @@ class Gateway:
 
     async def embed(self, request: EmbeddingsRequest, caller: Caller = ANYBODY) -> RenewedDocument[EmbeddingsResponse]:
         """Answers what texts mean as `chat` does a chat. Inputs beyond `max_choices` wait for those before them."""
-        report = self._enter(request.model, caller)
-        return await RenewedDocument.of(partial(self._embedded, request, caller, report))
+        return await self._pooled(request.model, partial(embedding_prompts, request), caller)
 
-    async def _embedded(self, request: EmbeddingsRequest, caller: Caller, report: ServiceReport) -> EmbeddingsResponse:
-        card = self._card_to_serve(request.model)
-        prompts = await embedding_prompts(request, card, self._tokenizers, max_tokens=self._longest(card))
-        prompt_tokens = report.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        self._check_length(prompts, "input")
-        longest = max(len(prompt.token_ids) for prompt in prompts) + 1
-        context = await self._context_for(card.model, caller, report, longest)
-        gives_way = caller.priority is Priority.LOW
-        generations = embedding_generations(card, prompts, context, report, gives_way=gives_way)
-        outputs = [self._runner.run(generation, caller, report) for generation in generations]
-        return EmbeddingsResponse(
-            interleave(so_many_at_once(outputs, self.limits.max_choices)),
-            request,
-            prompt_tokens=prompt_tokens,
-            report=report,
-        )
+    async def rerank(self, request: RerankRequest, caller: Caller = ANYBODY) -> RenewedDocument[RerankResponse]:
+        """Answers how well documents fit a query as `embed` answers what texts mean."""
+        return await self._pooled(request.model, partial(rerank_prompts, request), caller)
+
+    async def _pooled(
+        self, model: str, make: Callable[..., Awaitable[PoolingPrompts[AnswerT]]], caller: Caller
+    ) -> RenewedDocument[AnswerT]:
+        report = self._enter(model, caller)
+
+        async def prepared() -> AnswerT:
+            card = self._card_to_serve(model)
+            asked = await make(card, self._tokenizers, max_tokens=self._longest(card))
+            report.prompt_tokens = asked.num_tokens
+            longest = longest_of(asked.prompts, self.limits, asked.param) + 1
+            context = await self._context_for(card.model, caller, report, longest)
+            generations = asked.generations(card, context, report, gives_way=caller.priority is Priority.LOW)
+            outputs = [self._runner.run(generation, caller, report) for generation in generations]
+            return asked.answer(interleave(so_many_at_once(outputs, self.limits.max_choices)), asked.num_tokens, report)
+
+        return await RenewedDocument.of(prepared)
 
     def _enter(self, model: str, caller: Caller) -> ServiceReport:
         """Raises what `card` raises, and:
@@ -347,9 +355,8 @@ class Gateway:
         param: str,
     ) -> GenerationResponse:
         prompt_tokens = report.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        self._check_length(prompts, param)
+        longest = longest_of(prompts, self.limits, param) + (request.asked_max_tokens or 1)
         check_prompt_logprobs(request, prompts)
-        longest = max(len(prompt.token_ids) for prompt in prompts) + (request.asked_max_tokens or 1)
         context = await self._context_for(card.model, caller, report, longest)
         form = request.structured_output
         self._check_form(card, form)
@@ -383,12 +390,6 @@ class Gateway:
             return outputs
         reply = self._replies.opened(generation.model, generation.reply)
         return read_parts(outputs, reply, streams=request.streams, max_calls=request.max_calls)
-
-    def _check_length(self, prompts: Sequence[Prompt], param: str) -> None:
-        limit = self.limits.max_prompt_tokens
-        longest = max(len(prompt.token_ids) for prompt in prompts)
-        if longest > limit:
-            raise InvalidRequest(f"The prompt has {longest} tokens; this gateway takes {limit}.", param=param)
 
     def _check_form(self, card: ModelCard, form: StructuredOutput | None) -> None:
         if form is not None and not self.view.constrains(card.model):

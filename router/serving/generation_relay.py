@@ -324,6 +324,7 @@ def _continuation(generation: Generation, progress: _Progress, leg: int, slo: Sl
         cache_salt=generation.cache_salt,
         gives_way=generation.gives_way,
         embeds=generation.embeds,
+        scored_tokens=generation.scored_tokens,
         traceparent=generation.traceparent,
         weights=generation.weights,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pdmux_actor.messages import StructuredOutput
 from router.errors import ContextLengthExceeded, InvalidRequest
 from router.generation import ReplyShape
+from router.limits import GatewayLimits
 from router.live_view import ContextLengths
 from router.openai.chat import ChatCompletionRequest
 from router.openai.completions import CompletionRequest
@@ -148,6 +149,15 @@ def check_prompt_logprobs(request: GenerationParameters, prompts: Sequence[Promp
             f"or lower {param!r}."
         )
         raise InvalidRequest(message, param=param)
+
+
+def longest_of(prompts: Sequence[Prompt], limits: GatewayLimits, param: str) -> int:
+    """Returns the tokens of the longest prompt. Raises InvalidRequest: the gateway takes no such prompt."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if longest > limits.max_prompt_tokens:
+        message = f"The prompt has {longest} tokens; this gateway takes {limits.max_prompt_tokens}."
+        raise InvalidRequest(message, param=param)
+    return longest
 
 
 def completion_tokens(*, prompt_tokens: int, asked: int | None, context: ContextLengths, param: str) -> int:

@@ -4,7 +4,7 @@ from router import errors
 from router.error_bodies import INTERNAL, SHAPES
 
 GENERATION_ENDPOINTS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"}
+    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/rerank", "/v1/responses"}
 )
 ENDPOINTS = GENERATION_ENDPOINTS | {
     "/v1/batches",
@@ -19,6 +19,8 @@ ENDPOINTS = GENERATION_ENDPOINTS | {
     "/version",
 }
 OTHER = "other"
+# Cohere's SDK asks the one, clients of llama.cpp and vLLM the other.
+ALSO_RERANK = ("/v2/rerank", "/rerank")
 CLIENT_CLOSED = 499
 
 _BEFORE_THE_MODEL_IS_READ = frozenset(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from router.text.call_marks import CallMarks
+from router.text.reranker import RerankerHead
 
 
 class TokenizerKey(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +86,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     `response_template` names the parts of a reply, `callless_template` those of one that may call nothing; None: it is
     all answer. `marks_are_special`: units must show special tokens for that.
     `call_marks` say how the model writes calls of tools; None: it is not known. `before_answer` is what may come before
-    an answer that has a form (StructuredOutput.before); "": nothing.
+    an answer that has a form (StructuredOutput.before); "": nothing. `reranker` is a text where the model is none: why.
     """
 
     call: int
@@ -97,6 +98,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     marks_are_special: bool
     call_marks: CallMarks | None = None
     before_answer: str = ""
+    reranker: RerankerHead | str = ""
 
 
 class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):

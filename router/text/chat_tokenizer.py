@@ -4,7 +4,7 @@ To import transformers takes a second and 46 MiB.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
 from router.text.characters import characters_per_token
+from router.text.reranker import NOT_DECLARED, RERANKER_FILES, RerankerHead, reranker_head
 from router.text.shared_tokenizers import SharedTokenizers
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _FILES = (
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    *RERANKER_FILES,
 )
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Those that transformers' Qwen2Tokenizer sets by itself where nothing is said.
@@ -78,7 +80,7 @@ _OTHERWISE = frozenset(
 class ChatTokenizer:
     """`chat_template`: one, or several by name. `named_tokens` are special tokens by what templates call them,
     `special_tokens` all of them. `digest` is that of the file whose models share `backend`; "": it is this model's.
-    `characters_per_token` as the function of that name says.
+    `characters_per_token` as the function of that name says. `reranker` as `reranker_head`.
     """
 
     backend: Tokenizer
@@ -88,13 +90,15 @@ class ChatTokenizer:
     special_tokens: Sequence[str]
     response_template: Mapping[str, Any] | None = None
     digest: str = ""
+    reranker: RerankerHead | str = NOT_DECLARED
 
 
 def load_chat_tokenizer(source: str, revision: str | None, shared: SharedTokenizers) -> ChatTokenizer:
     """Slow: reads files, may download, may import transformers. Raises whatever a broken tokenizer provokes."""
     folder = Path(source) if Path(source).is_dir() else _downloaded(source, revision)
     read = None if folder is None else _read(folder, shared)
-    return _by_transformers(source, revision) if read is None else read
+    tokenizer = _by_transformers(source, revision) if read is None else read
+    return tokenizer if folder is None else replace(tokenizer, reranker=reranker_head(folder))
 
 
 def _downloaded(source: str, revision: str | None) -> Path | None:

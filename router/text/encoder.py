@@ -73,6 +73,7 @@ class PromptEncoder:
         self.callless_template = callless if separates(callless) else None
         self.marks_are_special = needs_special_tokens(template, tokenizer.special_tokens)
         self.call_marks = call_marks(template, tokenizer.special_tokens)
+        self.reranker = tokenizer.reranker
         self.before_answer = before_answer(self._backend.token_to_id) if template == HARMONY else ""
 
     def render_chat(

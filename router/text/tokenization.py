@@ -128,9 +128,10 @@ class Tokenizers:
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
         continue_final_message: bool = False,
+        param: str = "messages",
     ) -> EncodedChat:
         """`effort` is how much reasoning is asked for, for templates that can be told. Templates write special tokens
-        themselves; `add_special_tokens` adds the tokenizer's.
+        themselves; `add_special_tokens` adds the tokenizer's. `param` is what the client calls the messages.
 
         Raises:
             InvalidRequest: the model has no chat template, or it does not render these messages with these arguments;
@@ -140,7 +141,7 @@ class Tokenizers:
         loaded = await self.of(card)
         _check_template_arguments(loaded.template_variables, template_arguments)
         characters = sum(len(message["content"]) for message in messages)
-        _check_characters(characters, loaded, max_tokens, "messages")
+        _check_characters(characters, loaded, max_tokens, param)
         characters += len(msgspec.json.encode([tools, [m["tool_calls"] for m in messages if "tool_calls" in m]]))
         key = _key(card)
         call = EncodeChat(
@@ -155,15 +156,15 @@ class Tokenizers:
             add_special_tokens=add_special_tokens,
             continue_final_message=continue_final_message,
         )
-        answer = await self._ask(card, call, characters, "messages", is_slow=key in self._slow_templates)
+        answer = await self._ask(card, call, characters, param, is_slow=key in self._slow_templates)
         if isinstance(answer, TextRefused):
             self._note_slow(key, answer)
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {answer.reason}"[:500],
-                param="messages",
+                param=param,
                 code="chat_template_error",
             )
-        token_ids = self._token_ids(answer, "messages")
+        token_ids = self._token_ids(answer, param)
         return EncodedChat(token_ids=token_ids, prompt_end=answer.prompt_end if isinstance(answer, Encoded) else "")
 
     async def encode(self, card: ModelCard, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:

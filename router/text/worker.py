@@ -94,6 +94,7 @@ class TextWorker:
             encoder.marks_are_special,
             encoder.call_marks,
             encoder.before_answer,
+            encoder.reranker,
         )
 
     def _forget_oldest(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from cpu_rig import CpuRig, make_prompt
 from engine_rig import PLAIN, VirtualEngine, make_request
 from test_token_identity import make_requests, run_engine
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForCausalLM
 
 from pdmux_actor.messages import GenerateRequest
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
@@ -154,6 +154,38 @@ def test_chunks__of_one_prompt__only_the_last_has_an_embedding(rig, tiny_checkpo
     assert [list(of_launch) for of_launch in told] == [[], [], [0]]
     (wanted,) = last_states(tiny_checkpoints["llama"], [make_prompt(20)])
     assert cosine(told[2][0], wanted) > 0.99999
+
+
+def last_logits(path, prompts, token_ids) -> list[np.ndarray]:
+    network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return [network(torch.tensor([p])).logits[0, -1, list(token_ids)].numpy() for p in prompts]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_scores__beside_embeddings_and_other_scores__are_transformers_logits(
+    rig, tiny_checkpoints, architecture
+) -> None:
+    folder = tiny_checkpoints[architecture]
+    rig.load(architecture, folder, dtype="float32")
+    lengths, scored = (1, 9, 40, 17), ((7, 3), (), (7, 3), (250,))
+    sequences = asking(rig, architecture, *lengths)
+    for sequence, tokens in zip(sequences, scored, strict=True):
+        sequence.request = replace(sequence.request, scored_tokens=tokens)
+
+    for launch in rig.prefill_slices(sequences, layers_per_slice=2):
+        rig.executor.submit(launch)
+        done = rig.wait()
+        rig.apply(done)
+
+    assert sorted(done.embeddings) == [0, 1, 2, 3]
+    for place in (0, 2, 3):
+        told = np.frombuffer(done.embeddings[place], dtype="<f4")
+        (wanted,) = last_logits(folder, [make_prompt(lengths[place])], scored[place])
+        assert told.shape == wanted.shape
+        assert np.allclose(told, wanted, atol=1e-4)
+    (wanted,) = last_states(folder, [make_prompt(9)])
+    assert cosine(done.embeddings[1], wanted) > 0.99999
 
 
 def virtual(request_id: str, at_s: float, *, embeds: bool) -> tuple[float, Arrival]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,7 +264,7 @@ class FakeUnit:
                         stop=stop,
                         cached_tokens=self.cached_tokens if sequence == 0 else 0,
                         prompt=_prompt(request) if sequence == 0 else (),
-                        embedding=fake_embedding(request.prompt_token_ids) if request.embeds else b"",
+                        embedding=_embedding(request),
                         kv_moved=KvMoved(num_bytes=1000, seconds=0.1) if request.kv_from and sequence == 0 else None,
                     )
                 )
@@ -311,6 +312,19 @@ def _prompt(request: GenerateRequest) -> tuple[PromptToken, ...]:
             )
             for t in rest
         ),
+    )
+
+
+def fake_logit(prompt_token_ids: tuple[int, ...], token_id: int) -> float:
+    return float(sum(prompt_token_ids) * (token_id + 1) % 97) / 16 - 3
+
+
+def _embedding(request: GenerateRequest) -> bytes:
+    if not request.embeds:
+        return b""
+    prompt, scored = request.prompt_token_ids, request.scored_tokens
+    return (
+        struct.pack(f"<{len(scored)}f", *(fake_logit(prompt, t) for t in scored)) if scored else fake_embedding(prompt)
     )
 
 

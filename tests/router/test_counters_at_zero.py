@@ -18,7 +18,14 @@ from router.serving.gateway import Gateway
 
 MODEL = "demo/bytes"
 KEY = make_key()
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses")
+GENERATION_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/rerank",
+    "/v1/responses",
+)
 
 
 def counters(gateway: Gateway) -> Iterator[Metric]:

@@ -54,6 +54,10 @@ VALID: Mapping[str, Mapping[str, Any]] = {
         "model": MODEL, "input": ["a", "b"], "encoding_format": "base64", "dimensions": 4, "add_special_tokens": True,
         "user": "u",
     },
+    "/v1/rerank": {
+        "model": MODEL, "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True,
+        "instruction": "i", "user": "u",
+    },
     "/v1/responses": {
         "model": MODEL,
         "input": [

@@ -136,7 +136,7 @@ class RequestStreams:
 def _unsupported(request: GenerateRequest) -> tuple[str, str] | None:
     """The parameter that SGLang does not take, and why."""
     if request.embeds:
-        reason = f"units of {request.model!r} run SGLang; embeddings come from pools of our own engine only"
+        reason = f"units of {request.model!r} run SGLang; embeddings and scores come from pools of our own engine only"
         return "model", f"{reason}: put the model on one"
     sampling = request.sampling
     if sampling.processing is not None and sampling.processing.bad_words:

@@ -1,0 +1,117 @@
+"""Makes prompts of a query with each of its documents, and one document of the scores that units give them."""
+
+import math
+import struct
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from router.errors import GenerationFailed, InvalidRequest
+from router.generation import Output
+from router.openai.rerank import RerankRequest
+from router.openai.schemas import EmbeddingsUsage, RankedDocument, RankedText, RerankReply
+from router.serving.pooling import PoolingPrompts, PromptRoom
+from router.serving.prompts import Prompt
+from router.telemetry.service_report import ServiceReport
+from router.text.reranker import RerankerHead
+from router.text.tokenization import Tokenizers
+from router.view import ModelCard
+
+_PARAM = "documents"
+
+
+async def rerank_prompts(
+    request: RerankRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
+) -> "PoolingPrompts[RerankResponse]":
+    """`max_tokens` is the longest sequence that the model takes. Raises as `Tokenizers.encode_chat`, and:
+
+    InvalidRequest: the model is no reranker, or the prompts have too many tokens together.
+    """
+    loaded = await tokenizers.of(card)
+    head = loaded.reranker
+    if isinstance(head, str):
+        raise InvalidRequest(f"{card.model!r} is no reranker: {head}."[:500], param="model", code="not_a_reranker")
+    instruction = head.instruction if request.instruction is None else request.instruction
+    before = [{"role": "system", "content": instruction}] if instruction else []
+    before.append({"role": "query", "content": request.query})
+    prompts: list[Prompt] = []
+    room = PromptRoom(_PARAM)
+    for document in request.documents:
+        chat = await tokenizers.encode_chat(
+            card,
+            [*before, {"role": "document", "content": document}],
+            {},
+            max_tokens=max_tokens,
+            add_generation_prompt=head.adds_generation_prompt,
+            param=_PARAM,
+        )
+        if not chat.token_ids:
+            raise InvalidRequest("The query and the document render to an empty prompt.", param=_PARAM)
+        room.take(len(chat.token_ids))
+        prompts.append(Prompt(token_ids=tuple(chat.token_ids)))
+
+    def answer(outputs: AsyncGenerator[Output, None], num_tokens: int, report: ServiceReport) -> RerankResponse:
+        return RerankResponse(outputs, request, head, prompt_tokens=num_tokens, report=report)
+
+    return PoolingPrompts(prompts=prompts, param=_PARAM, answer=answer, scored_tokens=head.scored_tokens)
+
+
+class RerankResponse:
+    """One request's documents, those of the highest scores first; of equal ones the earlier."""
+
+    def __init__(
+        self,
+        outputs: AsyncGenerator[Output, None],
+        request: RerankRequest,
+        head: RerankerHead,
+        *,
+        prompt_tokens: int,
+        report: ServiceReport,
+    ) -> None:
+        self.report = report
+        self._outputs = outputs
+        self._request = request
+        self._head = head
+        self._prompt_tokens = prompt_tokens
+
+    async def document(self) -> bytes:
+        """Raises what its generations raise."""
+        request = self._request
+        ranked: dict[int, RankedDocument] = {}
+        async with aclosing(self._outputs) as outputs:
+            async for output in outputs:
+                if output.embedding:
+                    ranked[output.choice] = self._ranked(output.choice, output.embedding)
+                elif output.finish is not None and output.choice not in ranked:
+                    raise self._too_old()
+        best = sorted(ranked.values(), key=lambda document: (-document.relevance_score, document.index))
+        reply = RerankReply(
+            id=f"rerank-{uuid.uuid4().hex}",
+            model=request.model,
+            usage=EmbeddingsUsage(prompt_tokens=self._prompt_tokens, total_tokens=self._prompt_tokens),
+            results=best[: request.top_n],
+        )
+        return reply.model_dump_json(exclude_none=True).encode()
+
+    def _ranked(self, place: int, told: bytes) -> RankedDocument:
+        shown = self._request.documents[place] if self._request.returns_documents else None
+        document = None if shown is None else RankedText(text=shown)
+        return RankedDocument(index=place, relevance_score=self._score(told), document=document)
+
+    def _score(self, told: bytes) -> float:
+        size = len(self._head.scored_tokens)
+        if len(told) != 4 * size:
+            raise self._too_old()
+        logits = struct.unpack(f"<{size}f", told)
+        score = logits[0] - sum(logits[1:])
+        return _logistic(score) if self._head.is_probability else score
+
+    def _too_old(self) -> GenerationFailed:
+        return GenerationFailed(
+            model=self._request.model, reason="the unit is of a version without scores of documents"
+        )
+
+
+def _logistic(score: float) -> float:
+    """Returns 1 / (1 + exp(-score)), of any score."""
+    return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
