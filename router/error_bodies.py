@@ -90,7 +90,8 @@ SHAPES: Mapping[type[errors.RouterError], ErrorShape] = {
     errors.PathNotFound: ErrorShape(status=404, type=_CALLER, code="unknown_url"),
     errors.MethodNotAllowed: ErrorShape(status=405, type=_CALLER, code="method_not_supported"),
     errors.ModelNotFound: ErrorShape(status=404, type=_CALLER, code="model_not_found"),
-    errors.ResponseNotFound: ErrorShape(status=404, type=_CALLER, code="previous_response_not_found"),
+    errors.ResponseNotFound: ErrorShape(status=404, type=_CALLER, code="response_not_found"),
+    errors.PreviousResponseNotFound: ErrorShape(status=400, type=_CALLER, code="previous_response_not_found"),
     errors.ConversationNotFound: ErrorShape(status=404, type=_CALLER, code="conversation_not_found"),
     errors.GatewaysSilent: ErrorShape(
         status=503, type="service_unavailable", code="gateways_silent", should_retry=True

@@ -9,7 +9,8 @@ RouterError
 ├── PathNotFound
 ├── MethodNotAllowed
 ├── ModelNotFound            the fleet does not offer this model
-├── ResponseNotFound         no gateway keeps such a response, or item of one, to go on with
+├── ResponseNotFound         no gateway keeps such a response, or item of one
+│   └── PreviousResponseNotFound  to go on from
 ├── ConversationNotFound     no gateway keeps such a conversation, or it has no such item
 ├── GatewaysSilent           other gateways, which may keep the response, do not answer
 ├── UnitNotFound             the fleet has no such unit
@@ -213,8 +214,8 @@ class ModelLoadFailed(RouterError):
 
 
 class ResponseNotFound(RouterError):
-    """`kept_id` is that of a response, or of an item of one. `param` says who wants it: "previous_response_id" or
-    "input" of a request, or the path's "response_id".
+    """`kept_id` is that of a response, or of an item of one. `param` says who wants it: "input" of a request, or the
+    path's "response_id".
     """
 
     def __init__(self, *, kept_id: str, param: str) -> None:
@@ -228,6 +229,13 @@ class ResponseNotFound(RouterError):
             code=codes.get(param),
         )
         self.kept_id = kept_id
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    """A request is at fault, as with OpenAI: whose clients look for a 400 and send the whole conversation."""
+
+    def __init__(self, *, kept_id: str) -> None:
+        super().__init__(kept_id=kept_id, param="previous_response_id")
 
 
 class ConversationNotFound(RouterError):

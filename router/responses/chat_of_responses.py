@@ -50,13 +50,16 @@ def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> Ch
         "service_tier": body.service_tier,
     }
     before = [message("system", body.instructions)] if body.instructions else []
-    return chat_request(parameters, [*before, *history, *messages_of(body.input)])
+    said = [*history, *messages_of(body.input)]
+    if not said:
+        raise InvalidRequest("The conversation has nothing to answer: send 'input'.", param="input")
+    return chat_request(parameters, [*before, *said])
 
 
 def messages_of(items: str | Sequence[InputItem]) -> list[ChatMessage]:
     """Returns what an input, or what was kept of a conversation, says."""
     if isinstance(items, str):
-        return [message("user", items)]
+        return [message("user", items)] if items else []
     gathered = _Turns()
     for item in items:
         gathered.add(item)

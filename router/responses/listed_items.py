@@ -22,7 +22,7 @@ _PREFIXES: Mapping[str, str] = {
 def with_new_ids(items: str | Iterable[InputItem]) -> list[dict[str, Any]]:
     """Lists each under an id of its own, whatever the client called it."""
     if isinstance(items, str):
-        items = [InputItem(content=items)]
+        items = [InputItem(content=items)] if items else []
     return [_listed(item, f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}") for item in items]
 
 

@@ -8,7 +8,13 @@ from types import MappingProxyType
 
 import msgspec
 
-from router.errors import ConversationNotFound, GatewaysSilent, InvalidRequest, ResponseNotFound
+from router.errors import (
+    ConversationNotFound,
+    GatewaysSilent,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    ResponseNotFound,
+)
 from router.openai.chat import ChatMessage
 from router.openai.large_body import kept_messages
 from router.responses.conversation import joined
@@ -221,12 +227,12 @@ class ResponseStore:
     # ---- answers ----
 
     async def messages(self, response_id: str | None, owner: str) -> tuple[ChatMessage, ...]:
-        """None before the first answer. Raises ResponseNotFound, GatewaysSilent."""
+        """None before the first answer. Raises PreviousResponseNotFound, GatewaysSilent."""
         if response_id is None:
             return ()
         found = await self._found_anywhere(response_id, owner)
         if found is None or found.response_id != response_id or is_conversation(response_id):
-            raise ResponseNotFound(kept_id=response_id, param="previous_response_id")
+            raise PreviousResponseNotFound(kept_id=response_id)
         return _said(found, "previous_response_id")
 
     async def items(self, item_ids: Collection[str], owner: str) -> Mapping[str, InputItem]:

@@ -143,7 +143,7 @@ class NamedConversation(msgspec.Struct):
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
-    input: str | list[InputItem]
+    input: str | list[InputItem] = ""
     instructions: str | None = None
     max_output_tokens: int | float | None = None  # JSON Schema's integers: 16.0 is one
     temperature: float | None = None
@@ -173,6 +173,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     access_programs: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
+    image: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -193,7 +194,8 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     items = [] if isinstance(read.input, str) else read.input
     if items:
         read.input = told_items(items)
-    if not read.input or len(items) > MAX_MESSAGES:
+    goes_on = read.previous_response_id is not None or read.conversation is not None
+    if not (read.input or goes_on) or len(items) > MAX_MESSAGES:
         message = f"'input' must be text that is not empty, or a list of 1 to {MAX_MESSAGES} items."
         raise InvalidRequest(message, param="input")
     parts = sum(len(one) for i in items for one in (i.content, i.output, i.summary) if isinstance(one, list))

@@ -8,7 +8,10 @@ from router.responses.responses_body import ItemType
 
 
 class InputTokensDetails(BaseModel):
+    """`cache_write_tokens` are 0: to keep a prompt's KV costs nothing. SDKs want them."""
+
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class OutputTokensDetails(BaseModel):

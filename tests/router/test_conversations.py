@@ -94,12 +94,30 @@ async def test_conversation__its_items_and_metadata__are_added_read_changed_and_
         assert missing.value.code == "conversation_not_found"
 
 
+async def test_response__nothing_but_what_was_said_before__is_answered(sdk) -> None:
+    made = await sdk.conversations.create(items=[{"role": "user", "content": "one"}])
+    first = await sdk.responses.create(**BODY, conversation=made.id)
+    again = await sdk.responses.create(**BODY, previous_response_id=first.id, input=[])
+    kept = [item.role async for item in sdk.conversations.items.list(made.id, order="asc")]
+
+    assert bytes(sdk.unit.requests[0].prompt_token_ids) == b"<user>one\n<assistant>"
+    assert prompt_of(sdk) == f"<user>one\n<assistant>{first.output_text}\n<assistant>"
+    assert again.status == "incomplete"
+    assert kept == ["user", "assistant"]
+    empty = await sdk.conversations.create()
+    for asked in ({"conversation": empty.id, "instructions": "Be brief."}, {}, {"input": ""}):
+        with pytest.raises(openai.BadRequestError) as bad:
+            await sdk.responses.create(**BODY, **asked)
+        assert bad.value.param == "input"
+
+
 async def test_conversation__what_is_no_conversation_item_or_turn_of_one__is_refused(sdk) -> None:
     made = await sdk.conversations.create()
     answer = await sdk.responses.create(**BODY, input="x")
     refused = {
         "conversation": sdk.responses.create(**BODY, input="x", conversation=made.id, previous_response_id=answer.id),
         "items[0].type": sdk.conversations.create(items=[{"type": "computer_call", "id": "x"}]),
+        "previous_response_id": sdk.responses.create(**BODY, input="x", previous_response_id=made.id),
         "item": sdk.conversations.create(extra_body={"item": []}),
         "order": sdk.conversations.items.list(made.id, order="up"),
     }
@@ -111,7 +129,6 @@ async def test_conversation__what_is_no_conversation_item_or_turn_of_one__is_ref
         sdk.conversations.items.retrieve("msg_x", conversation_id=made.id),
         sdk.conversations.retrieve(answer.id),
         sdk.responses.retrieve(made.id),
-        sdk.responses.create(**BODY, input="x", previous_response_id=made.id),
         sdk.conversations.create(items=[{"type": "item_reference", "id": "msg_x"}]),
     ):
         with pytest.raises(openai.NotFoundError):

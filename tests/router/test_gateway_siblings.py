@@ -65,7 +65,7 @@ async def test_response__next_turn_at_another_replica__goes_on(monkeypatch, toke
     assert second.status_code == 200
     prompt = bytes(unit.requests[1].prompt_token_ids).decode()
     assert prompt == "<user>Weather?\n<assistant>Sunny.\n<user>And now?\n<assistant>"
-    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "previous_response_not_found")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "previous_response_not_found")
     assert (silent.status_code, silent.json()["error"]["code"]) == (503, "gateways_silent")
     assert silent.headers["retry-after"] == "5"
 

@@ -60,6 +60,7 @@ async def test_response__text__is_what_the_document_says(talk) -> None:
     assert bytes(sdk.unit.requests[0].prompt_token_ids).startswith(b"<|im_start|>system\nBe brief.<|im_end|>\n")
     assert (sdk.unit.requests[0].sampling.max_tokens, sdk.unit.requests[0].sampling.temperature) == (50, 0.5)
     assert ResponseSchema.model_validate_json(plain.content).model_dump() == plain.json()
+    assert openai.types.responses.Response.model_validate_json(plain.content).id
 
 
 async def test_response__cut_off__is_incomplete(talk) -> None:
@@ -149,7 +150,7 @@ async def test_response__not_stored_or_unknown__404_says_what_to_do(talk) -> Non
     sdk = await talk("Sunny.")
     first = await ask(sdk, store=False)
     for response_id in (first.id, "resp-unknown"):
-        with pytest.raises(openai.NotFoundError, match="Send the whole conversation") as missing:
+        with pytest.raises(openai.BadRequestError, match="Send the whole conversation") as missing:
             await ask(sdk, previous_response_id=response_id)
         assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
 

@@ -26,10 +26,11 @@ async def test_response__read_by_its_id__is_what_was_answered_until_it_is_delete
             sdk.responses.delete(said.id),
             sdk.responses.create(**BODY, previous_response_id=said.id),
         ]
-        for call, code in zip(again, ["response_not_found"] * 2 + ["previous_response_not_found"], strict=True):
-            with pytest.raises(openai.NotFoundError, match="is kept") as missing:
+        codes = [(404, "response_not_found")] * 2 + [(400, "previous_response_not_found")]
+        for call, code in zip(again, codes, strict=True):
+            with pytest.raises(openai.APIStatusError, match="is kept") as missing:
                 await call
-            assert missing.value.code == code
+            assert (missing.value.status_code, missing.value.code) == code
 
     assert read.model_dump() == said.model_dump()
     assert ResponseSchema.model_validate(read.model_dump()).output[0]["type"] == "message"
