@@ -15,11 +15,14 @@ _BIN_S = 5.0
 _LENGTH_MEMORY = 50.0  # requests
 _FORGET_GATEWAY_S = 60.0
 _GATEWAY_QUIET_S = 5.0  # they report twice a second; those that wait for news are heard once a second
+_ALL_QUIET_S = 2.0  # nothing is averaged before one is heard again
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One model: its rate, bursts and mean lengths, all that were `counted`, and what has not been averaged yet."""
+    """One model: its rate, bursts and mean lengths, all that were `counted`, and what has not been averaged yet: `late`
+    of its requests came before the time that is averaged now, and were told when their gateway could do so again.
+    """
 
     rate: RateEstimate
     prompt_tokens: float
@@ -28,6 +31,7 @@ class _Asked:
     targets: TargetLearning = field(default_factory=TargetLearning)
     counted: int = 0
     requests: int = 0
+    late: int = 0
     prompts: int = 0
     outputs: int = 0
     last_asked_s: float | None = None
@@ -52,6 +56,11 @@ class _Bin:
         self.stood_s += stood_s
         # Not for ever: it may stand again and again.
         self.length_s = min(now_s - self.start_s, _BIN_S) + _BIN_S
+
+    def await_others(self, now_s: float) -> None:
+        """One of those that all were silent is heard again; the others are, in the next seconds."""
+        if self.length_s == _BIN_S:  # not for ever: they may be silent again and again
+            self.length_s = now_s - self.start_s + _BIN_S
 
 
 class Popularity:
@@ -117,6 +126,8 @@ class Popularity:
         older than this process.
         """
         before = self._gateways.get(report.gateway_id)
+        if self._bin is not None and self.heard_s is not None and now_s - self.heard_s > _ALL_QUIET_S:
+            self._bin.await_others(now_s)
         self._gateways[report.gateway_id] = _Gateway(now_s, {m.model: m for m in report.models})
         self.heard_s = now_s
         self._gateways = {i: g for i, g in self._gateways.items() if now_s - g.heard_s <= _FORGET_GATEWAY_S}
@@ -129,7 +140,18 @@ class Popularity:
             if before is not None:
                 last = _comparable(before.models.get(asked.model), asked)
                 _count(model, last, asked, now_s)
+                model.late += round(
+                    self._late_part(before.heard_s, now_s) * (asked.requests_total - last.requests_total)
+                )
                 self._attainment.count(last, asked)
+
+    def _late_part(self, since_s: float, now_s: float) -> float:
+        """Returns the part of what a gateway counted since then that came before what is averaged now; 0 for one that
+        tells as often as it should.
+        """
+        if self._bin is None or now_s - since_s <= _GATEWAY_QUIET_S:
+            return 0.0
+        return max(0.0, self._bin.start_s - since_s) / (now_s - since_s)
 
     def hear_waiting(self, gateway_id: str, now_s: float) -> None:
         """Notes that a gateway is there that has nothing to report."""
@@ -144,13 +166,13 @@ class Popularity:
         """Averages what was counted; the models whose rate has jumped. Without reports nothing is learnt."""
         before_s, self._seen_stood_s = self._seen_stood_s, self._stood_s()
         current = self._bin
-        if current is None or self.heard_s is None or now_s - self.heard_s > _BIN_S:
+        if current is None or self.heard_s is None or now_s - self.heard_s > _FORGET_GATEWAY_S:
             self._bin = _Bin(now_s)
             return frozenset()
         if self._seen_stood_s > before_s:
             current.extend(now_s, self._seen_stood_s - before_s)
         span_s = now_s - current.start_s
-        if span_s < current.length_s:
+        if span_s < current.length_s or now_s - self.heard_s > _ALL_QUIET_S:
             return frozenset()
         self._bin, span_s = _Bin(now_s), span_s + current.stood_s
         return frozenset(name for name, model in self._models.items() if _average(model, span_s))
@@ -205,13 +227,13 @@ def _count(model: _Asked, before: ModelAsked, asked: ModelAsked, now_s: float) -
 
 
 def _average(model: _Asked, span_s: float) -> bool:
-    requests = model.requests
-    jumped = model.rate.add(requests, span_s)
-    model.bursts.add(requests, span_s, model.rate.per_s)
+    requests, on_time = model.requests, model.requests - model.late
+    jumped = model.rate.add(on_time, span_s)
+    model.bursts.add(on_time, span_s, model.rate.per_s)
     model.targets.average(requests)
     if requests:
         weight = 1 - math.exp(-requests / _LENGTH_MEMORY)
         model.prompt_tokens += weight * (model.prompts / requests - model.prompt_tokens)
         model.output_tokens += weight * (model.outputs / requests - model.output_tokens)
-        model.requests = model.prompts = model.outputs = 0
+        model.requests = model.late = model.prompts = model.outputs = 0
     return jumped

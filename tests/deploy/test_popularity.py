@@ -93,10 +93,34 @@ def test_popularity__gateways_are_silent__what_was_known_stays() -> None:
     popularity = Popularity()
     popularity.expect([prior("a", 3.0)])
     popularity.hear(report("g", asked("a", 0)), 0.0)
-    for second in range(7, 3600):
+    for second in range(3600):
         assert popularity.advance(float(second)) == frozenset()
 
     assert popularity.demand("a").rate_per_s == 3.0
+
+
+@pytest.mark.parametrize("silent", [("g1",), ("g1", "g2")])
+@pytest.mark.parametrize("silent_s", [6.0, 8.0, 20.0, 50.0])
+def test_popularity__gateways_cannot_tell_for_a_while__are_not_taken_for_a_crowd_afterwards(
+    silent: tuple[str, ...], silent_s: float
+) -> None:
+    """They serve on meanwhile, and tell all of it at once, one after the other."""
+    popularity, rates = Popularity(), list[float]()
+    popularity.expect([prior("a", 8.0)])
+    for step in range(1000):
+        now_s = step / 2
+        for number, gateway in enumerate(("g1", "g2")):
+            back_s = 200.0 + silent_s + number
+            if gateway not in silent or not 200.0 < now_s < back_s:
+                popularity.hear(report(gateway, asked("a", int(4 * now_s))), now_s)
+        popularity.advance(now_s)
+        rates.append(popularity.demand("a").rate_per_s)
+
+    assert max(rates) <= 8.0 * 1.2
+    assert min(rates) >= (4.0 if silent == ("g1",) else 8.0) * 0.8, (
+        "nobody knows whether one that is silent still serves"
+    )
+    assert rates[-1] == pytest.approx(8.0, rel=0.05)
 
 
 def test_popularity__no_requests_though_gateways_report__the_prior_fades() -> None:
