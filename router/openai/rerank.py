@@ -24,19 +24,23 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     documents: Annotated[list[str | RerankDocument], msgspec.Meta(min_length=1, max_length=MAX_DOCUMENTS)]
     top_n: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     instruction: str | None = None
     user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest:
-    """The best `top_n` of `documents` are told. `instruction` None: the model's own."""
+    """The best `top_n` of `documents` are told, whole; judged are their first `tokens_per_document`, None: all.
+    `instruction` None: the model's own.
+    """
 
     model: str
     query: str
     documents: Sequence[str]
     top_n: int
     returns_documents: bool
+    tokens_per_document: int | None
     instruction: str | None
 
     @classmethod
@@ -54,5 +58,6 @@ class RerankRequest:
             documents=documents,
             top_n=read.top_n or len(documents),
             returns_documents=read.return_documents is not False,
+            tokens_per_document=read.max_tokens_per_doc,
             instruction=read.instruction,
         )

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 from router.errors import GenerationFailed, InvalidRequest
 from router.generation import Output
+from router.openai.large_body import MAX_TOKEN_IDS
 from router.openai.rerank import RerankRequest
 from router.openai.schemas import EmbeddingsUsage, RankedDocument, RankedText, RerankReply
 from router.serving.pooling import PoolingPrompts, PromptRoom
@@ -39,7 +40,7 @@ async def rerank_prompts(
     for document in request.documents:
         chat = await tokenizers.encode_chat(
             card,
-            [*before, {"role": "document", "content": document}],
+            [*before, {"role": "document", "content": await _judged(request, document, card, tokenizers)}],
             {},
             max_tokens=max_tokens,
             add_generation_prompt=head.adds_generation_prompt,
@@ -54,6 +55,18 @@ async def rerank_prompts(
         return RerankResponse(outputs, request, head, prompt_tokens=num_tokens, report=report)
 
     return PoolingPrompts(prompts=prompts, param=_PARAM, answer=answer, scored_tokens=head.scored_tokens)
+
+
+async def _judged(request: RerankRequest, document: str, card: ModelCard, tokenizers: Tokenizers) -> str:
+    """Returns what is judged of a document. Raises as `Tokenizers.encode`."""
+    most = request.tokens_per_document
+    if most is None or len(document.encode()) <= most:  # no token is of less than a byte
+        return document
+    ids = await tokenizers.encode(card, document, add_special_tokens=False, max_tokens=MAX_TOKEN_IDS, param=_PARAM)
+    if len(ids) <= most:
+        return document
+    cut = await tokenizers.decode(card, ids[:most])
+    return cut.rstrip("\N{REPLACEMENT CHARACTER}")  # of a character that was cut through
 
 
 class RerankResponse:

@@ -167,10 +167,12 @@ class Tokenizers:
         token_ids = self._token_ids(answer, param)
         return EncodedChat(token_ids=token_ids, prompt_end=answer.prompt_end if isinstance(answer, Encoded) else "")
 
-    async def encode(self, card: ModelCard, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:
+    async def encode(
+        self, card: ModelCard, text: str, *, add_special_tokens: bool, max_tokens: int, param: str = "prompt"
+    ) -> list[int]:
         """Raises as `encode_chat`."""
         loaded = await self.of(card)
-        _check_characters(len(text), loaded, max_tokens, "prompt")
+        _check_characters(len(text), loaded, max_tokens, param)
         call = EncodeText(
             call=0,
             tokenizer=_key(card),
@@ -178,7 +180,7 @@ class Tokenizers:
             add_special_tokens=add_special_tokens,
             max_tokens=self._limits.max_prompt_tokens,
         )
-        return self._token_ids(await self._ask(card, call, len(text), "prompt"), "prompt")
+        return self._token_ids(await self._ask(card, call, len(text), param), param)
 
     async def decode(self, card: ModelCard, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Raises as `encode_chat`."""

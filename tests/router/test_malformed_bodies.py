@@ -56,7 +56,7 @@ VALID: Mapping[str, Mapping[str, Any]] = {
     },
     "/v1/rerank": {
         "model": MODEL, "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True,
-        "instruction": "i", "user": "u",
+        "instruction": "i", "max_tokens_per_doc": 9, "user": "u",
     },
     "/v1/responses": {
         "model": MODEL,

@@ -105,6 +105,19 @@ async def test_instruction__takes_the_place_of_the_checkpoints_own(ranker, folde
     assert asked == [prompt("d", instruction=text, end="?") for text in ("Search", "Find code", "Judge")]
 
 
+@pytest.mark.parametrize(
+    ("document", "most", "judged"),
+    [("abcdef", 4, "abcd"), ("abcd", 4, "abcd"), ("abcü", 4, "abc"), ("ab" * 4000, 10, "ab" * 5)],
+)
+async def test_document__longer_than_asked_for__is_judged_by_its_beginning_and_told_whole(
+    ranker, document, most, judged
+) -> None:
+    served = await ranker(unit := FakeUnit())
+    reply = await post(served, documents=[document], max_tokens_per_doc=most)
+    assert [r.prompt_token_ids for r in unit.requests] == [prompt(judged)]
+    assert reply.json()["results"][0]["document"] == {"text": document}
+
+
 async def test_score__beyond_what_exponentials_hold__is_certain(ranker) -> None:
     logits = {"a": (-1e4, 1e4), "b": (1e4, -1e4)}
     served = await ranker(FakeUnit(fail=lambda request: _told(request, logits)))
@@ -146,6 +159,7 @@ async def test_score__of_one_token_and_no_activation__is_its_logit(ranker, folde
         ({"top_n": 1.5}, 400, "top_n"),
         ({"return_documents": "no"}, 400, "return_documents"),
         ({"topn": 1}, 400, "topn"),
+        ({"max_tokens_per_doc": 0}, 400, "max_tokens_per_doc"),
         ({"model": "none"}, 404, "model"),
     ],
 )
