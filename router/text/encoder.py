@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from router.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
 from router.text.harmony_template import HARMONY, before_answer
 from router.text.kimi_ids import with_kimi_ids
 from router.text.reply_templates import TOOL_FIELD, needs_special_tokens, separates, template_for, without
+from router.text.role_order import with_one_system_message, with_turns
 from router.text.shared_tokenizers import SharedTokenizers
 from router.text.tool_prompt import with_tools_told
 
@@ -108,9 +110,13 @@ class PromptEncoder:
             except TypeError:  # templates of DeepSeek's join arguments of calls to text
                 return render([_with_arguments_as_text(message) for message in told])
             except TemplateError:  # gpt-oss' takes thoughts or a text before calls, and has both be thoughts
-                if not any(map(_thinks_says_and_calls, told)):
+                again = [_with_text_in_thoughts(message) for message in with_one_system_message(told)]
+                in_turns = with_turns(again)
+                if in_turns == list(told):
                     raise
-                return render([_with_text_in_thoughts(message) for message in told])
+                with suppress(TemplateError):
+                    return render(again)
+                return render(in_turns)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise TemplateRefusal(str(error)) from error
 

@@ -107,6 +107,48 @@ async def test_gpt_oss__thought_and_said_something_before_a_call__both_are_thoug
     assert "<|channel|>analysis<|message|>Look it up.\n\nOne moment.<|end|>" in prompt_of(sdk)
 
 
+ONE_SYSTEM_MESSAGE = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+async def test_template_that_takes_one_system_message__agents_send_several__all_are_told(talk) -> None:
+    """Codex sends instructions, a developer's message and, later on, more of those."""
+    sdk = await talk(ONE_SYSTEM_MESSAGE, "Yes.")
+    told = [
+        {"role": "developer", "content": "Ask first."},
+        {"role": "user", "content": "Hi"},
+        {"role": "developer", "content": "Be quick."},
+        {"role": "user", "content": "Go on"},
+    ]
+    await sdk.responses.create(model=MODEL, instructions="You code.", input=told)
+    by_response = prompt_of(sdk)
+    await sdk.chat.completions.create(model=MODEL, messages=[{"role": "system", "content": "You code."}, *told])
+
+    assert by_response == prompt_of(sdk)
+    assert by_response.split("<|im_start|>")[1:] == [
+        "system\nYou code.\n\nAsk first.<|im_end|>\n",
+        *(f"user\n{text}<|im_end|>\n" for text in ("Hi", "Be quick.", "Go on")),
+        "assistant",
+    ]
+
+
+async def test_template_that_wants_turns__user_speaks_several_times__as_one(talk) -> None:
+    alternating = (
+        "{% for m in messages if m.role != 'system' %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Roles must alternate.') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    sdk = await talk(alternating, "Yes.")
+    user, assistant = ({"role": role, "content": role[0]} for role in ("user", "assistant"))
+    await sdk.chat.completions.create(model=MODEL, messages=[user, user, assistant, user])
+
+    assert prompt_of(sdk) == "[user]u\n\nu[assistant]a[user]u"
+    with pytest.raises(openai.BadRequestError, match=r"Roles must alternate"):
+        await sdk.chat.completions.create(model=MODEL, messages=[user, user, assistant, assistant, user])
+
+
 async def test_template__joins_arguments_to_text__is_given_them_as_the_model_wrote_them(talk) -> None:
     sdk = await talk(DEEPSEEK, "Sunny.")
     await sdk.chat.completions.create(model=MODEL, messages=TOLD, tools=[WEATHER])
