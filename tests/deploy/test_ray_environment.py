@@ -51,3 +51,13 @@ def test_haproxy_files__all_that_serve_would_share_between_users__lie_in_the_ses
 
     assert set(named) == set(shared)
     assert all(Path(name).is_relative_to(tmp_path) for name in named.values())
+
+
+def test_environment__proxy_is_gone__serve_takes_no_longer_than_two_seconds_to_say_so() -> None:
+    """HAProxy killed was 8 s of outage when it was asked every 2 s: three bad answers in a row, then a new one."""
+    found = ray_environment(proxy="haproxy", auth_token="t", free_ports=(1, 2, 3), haproxy=None, is_verbose=False)
+
+    period_s = float(found["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"])
+
+    assert period_s * constants.PROXY_HEALTH_CHECK_UNHEALTHY_THRESHOLD <= 2.0
+    assert hasattr(constants, "PROXY_HEALTH_CHECK_PERIOD_S"), "Serve has another name for it"
