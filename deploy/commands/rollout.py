@@ -48,7 +48,7 @@ def rollout(
         except FleetUnreachable as error:
             return str(error)
 
-    with api_client(api_server) as client:
+    with api_client(api_server, most_s=timeout) as client:
         RollingUpdate(
             ApiServer(client, namespace),
             service,

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from deploy.bounded_transport import bounded_get
 from deploy.control.fleet_status import FleetStatus
 from deploy.environment import bearer_headers
 from deploy.errors import ControlLoopUnreachable, FleetUnreachable
@@ -73,9 +74,7 @@ def _asked(
     timeout_s: float = _TIMEOUT_S,
 ) -> Any:  # noqa: ANN401
     with reaching(url):
-        response = httpx.get(
-            path_of(url, path), params=params, headers=bearer_headers(), timeout=timeout_s, trust_env=False
-        )
+        response = bounded_get(path_of(url, path), params=params, headers=bearer_headers(), timeout_s=timeout_s)
     check_answer(url, path, response)
     return decoded(url, response.content, kind, what)
 
@@ -92,7 +91,7 @@ def reaching(url: str) -> Iterator[None]:
         yield
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise FleetUnreachable(address=url, reason="not a URL such as http://127.0.0.1:8000") from error
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise FleetUnreachable(address=url, reason=str(error) or type(error).__name__) from error
 
 

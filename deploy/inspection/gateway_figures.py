@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.bounded_transport import bounded_get
 from deploy.environment import bearer_headers
 from deploy.inspection.fleet_report import path_of
 
@@ -43,7 +44,7 @@ class ModelFigures:
 def read_gateways(url: str, now_s: float) -> Reading | None:
     """None: its metrics are not to be had."""
     try:
-        answer = httpx.get(path_of(url, "/metrics"), headers=bearer_headers(), timeout=_TIMEOUT_S, trust_env=False)
+        answer = bounded_get(path_of(url, "/metrics"), headers=bearer_headers(), timeout_s=_TIMEOUT_S)
         return reading(answer.raise_for_status().text, now_s)
     except (httpx.HTTPError, ValueError):
         return None

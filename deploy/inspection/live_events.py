@@ -71,7 +71,10 @@ class FollowedFleet:
         self._url = url
         self._news: queue.SimpleQueue[LiveFleet | FleetUnreachable] = queue.SimpleQueue()
         threading.Thread(target=self._follow, name="live fleet", daemon=True).start()
-        first = self._news.get()  # no deadline: the request has one, and tells what became of it
+        try:
+            first = self._news.get(timeout=_TIMEOUT_S)
+        except queue.Empty:  # it talks, and says nothing
+            raise FleetUnreachable(address=url, reason=f"{_PATH} tells of no fleet; correct the URL") from None
         if isinstance(first, FleetUnreachable):
             raise first
         self._fleet, self._trouble = first, ""

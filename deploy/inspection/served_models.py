@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deploy.bounded_transport import bounded_get
 from deploy.environment import bearer_headers
 from deploy.errors import FleetUnreachable
 from deploy.inspection.fleet_report import path_of, reaching
@@ -48,9 +49,7 @@ def _status(response: httpx.Response) -> str:
 def served_models(url: str, *, api_key: str | None = None) -> tuple[ServedModel, ...]:
     """Raises FleetUnreachable: nothing there answers as an OpenAI-compatible endpoint, or it serves no model."""
     with reaching(url):
-        response = httpx.get(
-            path_of(url, "/v1/models"), headers=bearer_headers(api_key), timeout=_TIMEOUT_S, trust_env=False
-        )
+        response = bounded_get(path_of(url, "/v1/models"), headers=bearer_headers(api_key), timeout_s=_TIMEOUT_S)
     if not response.is_success:
         raise FleetUnreachable(address=url, reason=f"/v1/models answers {_status(response)}")
     try:

@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import httpx
 
+from deploy.bounded_transport import BoundedTransport
 from deploy.environment import kubernetes_address
 from deploy.errors import ApiServerNotNamed, ApiServerRefused
 
 _TIMEOUT_S = 20.0
+_UNREACHED = "correct --api-server, or let it be reached from here"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _RAY = "/apis/ray.io/v1"
 _CORE = "/api/v1"
@@ -27,19 +29,21 @@ class _AccountToken(httpx.Auth):
         yield request
 
 
-def api_client(address: str | None) -> httpx.Client:
+def api_client(address: str | None, *, most_s: float = _TIMEOUT_S) -> httpx.Client:
     """Reaches the server at that address, without credentials, as `kubectl proxy` wants it; None: that of the cluster
-    whose pod this is.
+    whose pod this is. No answer is waited for longer than `most_s`, nor 20 s.
 
     Raises ApiServerNotNamed: this is no pod.
     """
+    timeout_s = min(most_s, _TIMEOUT_S)
     if address is not None:
-        return httpx.Client(base_url=address, timeout=_TIMEOUT_S, trust_env=False)
+        return httpx.Client(base_url=address, timeout=timeout_s, transport=BoundedTransport(trust_env=False))
     inside = kubernetes_address()
     if inside is None or not (_ACCOUNT / "token").is_file():
         raise ApiServerNotNamed
     authority = ssl.create_default_context(cafile=_ACCOUNT / "ca.crt")
-    return httpx.Client(base_url=inside, timeout=_TIMEOUT_S, trust_env=False, verify=authority, auth=_AccountToken())
+    transport = BoundedTransport(trust_env=False, verify=authority)
+    return httpx.Client(base_url=inside, timeout=timeout_s, transport=transport, auth=_AccountToken())
 
 
 class ApiServer:
@@ -110,10 +114,9 @@ class ApiServer:
         headers = {"content-type": content_type, "accept": "application/json"}
         try:
             answer = self._client.request(verb, path, params=query, json=body, headers=headers)
-        except httpx.TransportError as error:
-            raise ApiServerRefused(
-                asked=f"{verb} {path}", status=0, reason=str(error) or type(error).__name__
-            ) from error
+        except httpx.RequestError as error:
+            reason = f"{self._client.base_url}: {error or type(error).__name__}; {_UNREACHED}"
+            raise ApiServerRefused(asked=f"{verb} {path}", status=0, reason=reason) from error
         if not answer.is_success:
             raise ApiServerRefused(asked=f"{verb} {path}", status=answer.status_code, reason=_reason(answer))
         try:
@@ -130,4 +133,5 @@ def _reason(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["message"])
     except (ValueError, KeyError, TypeError):
-        return answer.text[:200] or answer.reason_phrase
+        told = " ".join(answer.text[:200].split()) or answer.reason_phrase
+        return f"{told}, as no Kubernetes API server says it: {answer.url.netloc.decode()}; {_UNREACHED}"

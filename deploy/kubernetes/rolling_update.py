@@ -24,6 +24,7 @@ from deploy.kubernetes.ray_pods import (
 )
 
 _POLL_S = 2.0
+_UNREACHED_S = 60.0  # of an API server that has not answered once
 _FAILED = frozenset({"DEPLOY_FAILED"})
 _NOT_FOUND = 404
 _PASSING = frozenset({0, 409, 422, 429, 500, 502, 503, 504})  # nobody there, or somebody else wrote: asked again
@@ -90,7 +91,8 @@ class RollingUpdate:
         self._clock = clock
         self._sleep = sleep
         self._timeout_s = timeout_s
-        self._stuck_at_s = clock() + timeout_s
+        self._stuck_at_s = clock() + min(timeout_s, _UNREACHED_S)
+        self._is_reached = False
         self._waits_for = ""
 
     def run(self) -> None:
@@ -98,9 +100,13 @@ class RollingUpdate:
         while True:
             try:
                 waits_for = self._step()
+                self._reached()
             except ApiServerRefused as refusal:
+                if refusal.status != 0:
+                    self._reached()
                 is_coming = refusal.status == _NOT_FOUND and self._revision is not None
-                if refusal.status not in _PASSING and not is_coming:
+                is_passing = refusal.status in _PASSING or is_coming
+                if not is_passing or (not self._is_reached and self._is_late()):
                     raise
                 waits_for = str(refusal)
             if waits_for is None:
@@ -108,9 +114,17 @@ class RollingUpdate:
             if waits_for != self._waits_for:
                 self._waits_for = waits_for
                 self._say(f"waiting: {waits_for}")
-            if self._clock() > self._stuck_at_s:
+            if self._is_late():
                 raise RolloutStuck(service=self._service, waits_for=waits_for, timeout_s=self._timeout_s)
             self._sleep(_POLL_S)
+
+    def _reached(self) -> None:
+        if not self._is_reached:
+            self._is_reached = True
+            self._stuck_at_s = self._clock() + self._timeout_s
+
+    def _is_late(self) -> bool:
+        return self._clock() >= self._stuck_at_s
 
     def _step(self) -> str | None:
         """Returns what is waited for; None: all is done."""

@@ -1,5 +1,6 @@
 """Which pod a rolling update takes next, and when a fleet is whole. tests/k8s runs it against stand-ins."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
@@ -7,10 +8,10 @@ import pytest
 
 from deploy.control.cordons import Cordon
 from deploy.control.fleet_status import FleetStatus, ModelState, UnitStatus
-from deploy.errors import ApiServerNotNamed, ApiServerRefused
+from deploy.errors import ApiServerNotNamed, ApiServerRefused, RolloutStuck
 from deploy.kubernetes.api_server import ApiServer, api_client
 from deploy.kubernetes.ray_pods import PodGroup, RayPod
-from deploy.kubernetes.rolling_update import Evict, WaitFor, next_step
+from deploy.kubernetes.rolling_update import Evict, RollingUpdate, WaitFor, next_step
 from deploy.kubernetes.settled_fleet import what_is_missing
 from pdmux_actor.lease import ModelPhase, ModelStatus, UnitReport
 from placement.plan import Plan
@@ -134,3 +135,57 @@ def test_api_server__outside_a_pod__has_to_be_named(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(ApiServerNotNamed, match="--api-server"):
         api_client(None)
+
+
+def update(answer: Callable[[httpx.Request], httpx.Response], clock: list[float], **how: float) -> RollingUpdate:
+    """Of a service `f`, in virtual time."""
+    client = httpx.Client(base_url="http://server:8001", transport=httpx.MockTransport(answer))
+    return RollingUpdate(
+        ApiServer(client, "llm"),
+        "f",
+        revision=None,
+        what_is_missing=lambda _: None,
+        say=lambda _: None,
+        clock=lambda: clock[0],
+        sleep=lambda pause_s: clock.__setitem__(0, clock[0] + pause_s),
+        **{"timeout_s": 2000.0, **how},
+    )
+
+
+@pytest.mark.parametrize(("timeout_s", "ends_s"), [(2000.0, 60.0), (5.0, 6.0)])
+def test_rollout__server_never_answers__ends_soon_and_names_it(timeout_s: float, ends_s: float) -> None:
+    now = [0.0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("timed out", request=request)
+
+    with pytest.raises(ApiServerRefused, match=r"no answer: http://server:8001: timed out; correct --api-server"):
+        update(answer, now, timeout_s=timeout_s).run()
+
+    assert now[0] == ends_s
+
+
+def test_rollout__server_goes_silent_later__is_waited_for_as_long_as_was_said() -> None:
+    now = [0.0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if now[0] == 0.0:
+            return httpx.Response(503, json={"message": "starting"})
+        raise httpx.ConnectTimeout("timed out", request=request)
+
+    with pytest.raises(RolloutStuck, match=r"after 500 s .* http://server:8001: timed out"):
+        update(answer, now, timeout_s=500.0).run()
+
+    assert now[0] == 500.0
+
+
+def test_api_server__web_server_has_no_such_page__is_named() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(404, text="<html>\n<h1>Not here</h1>\n</html>"))
+
+    with (
+        httpx.Client(base_url="http://web:80", transport=transport) as client,
+        pytest.raises(
+            ApiServerRefused, match=r"^GET \S+: 404: <html> <h1>Not here</h1> </html>, .* web.* --api-server"
+        ),
+    ):
+        ApiServer(client, "llm").ray_service("f")
