@@ -2,7 +2,7 @@
 
 import ast
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,8 +14,17 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree_of(path)))
+def nodes_of(path: Path) -> Sequence[ast.AST]:
+    """Those of `ast.walk`, in half its time, without what says whether a name is read or written."""
+    nodes: list[ast.AST] = [tree_of(path)]
+    for node in nodes:
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, list):
+                nodes += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                nodes.append(value)
+    return nodes
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -173,12 +173,8 @@ def test_tests__folders__hold_unique_module_names() -> None:
 def test_tests_named_in_docs__any__exist() -> None:
     pages = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
     named = {name for page in pages for name in re.findall(r"`(test_[a-z0-9_]+)`", page.read_text())}
-    defined = {
-        node.name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for node in nodes_of(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    functions = re.compile(r"^ *(?:async )?def (\w+)\(", re.MULTILINE)
+    defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in functions.findall(path.read_text())}
     assert named
     assert not named - defined, f"a document names tests that do not exist: {sorted(named - defined)}"
 
@@ -213,9 +209,17 @@ def test_pickle__any_module__is_not_imported() -> None:
     assert not found, f"unpickling runs code of whoever sent the bytes: {found}"
 
 
+@pytest.fixture(scope="module")
+def distributions() -> Mapping[str, Sequence[str]]:
+    """Of each package that is installed; to read them takes a quarter of a second."""
+    return metadata.packages_distributions()
+
+
 @pytest.mark.parametrize("package", PACKAGES)
-def test_package_names__flat_and_generic__are_ours_alone(package: str) -> None:
-    others = set(metadata.packages_distributions().get(package, ())) - {"muxfleet"}
+def test_package_names__flat_and_generic__are_ours_alone(
+    package: str, distributions: Mapping[str, Sequence[str]]
+) -> None:
+    others = set(distributions.get(package, ())) - {"muxfleet"}
     assert not others, f"{others} brings a package of the same name"
 
 

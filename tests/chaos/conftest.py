@@ -15,15 +15,14 @@ from fleet_process import FleetProcess, running_fleet
 PORT = 20411
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """The long sets run when asked for: `pytest -m slow tests/chaos`, and `-m soak`."""
-    asked = config.getoption("markexpr")
-    for item in [item for item in items if Path(__file__).parent in item.path.parents]:
-        if item.get_closest_marker("soak"):
-            if "soak" not in asked:
-                item.add_marker(pytest.mark.skip(reason="an hour long; run `pytest -m soak tests/chaos`"))
-        elif item.get_closest_marker("slow") and "slow" not in asked:
-            item.add_marker(pytest.mark.skip(reason="minutes long; run `pytest -m slow tests/chaos`"))
+    asked = item.config.getoption("markexpr")
+    if item.get_closest_marker("soak"):
+        if "soak" not in asked:
+            item.add_marker(pytest.mark.skip(reason="an hour long; run `pytest -m soak tests/chaos`"))
+    elif item.get_closest_marker("slow") and "slow" not in asked:
+        item.add_marker(pytest.mark.skip(reason="minutes long; run `pytest -m slow tests/chaos`"))
 
 
 @pytest.fixture(scope="module")

@@ -36,12 +36,10 @@ NEEDED = {
 collect_ignore = [file for file, package in NEEDED.items() if find_spec(package) is None]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            for name in ("clients", "ray", "weights"):
-                item.add_marker(name)
-            item.add_marker(pytest.mark.timeout(600))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for name in ("clients", "ray", "weights"):
+        item.add_marker(name)
+    item.add_marker(pytest.mark.timeout(600))
 
 
 @dataclass(frozen=True, slots=True)

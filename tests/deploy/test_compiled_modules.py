@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -80,14 +80,18 @@ def recorded(environment: dict[str, str]) -> dict[str, object]:
 pytestmark = pytest.mark.timeout(1200)  # beside other tests the compilers work for minutes
 
 
-@pytest.fixture(scope="module")
-def _compiled():
+def _skip_without_compilers(step: Callable[[], object]) -> None:
     try:
-        module_compiler.compile_modules()
+        step()
     except NotCompiled as error:
         if "failed" in error.reason:
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def _compiled():
+    _skip_without_compilers(module_compiler.compile_modules)
 
 
 @pytest.mark.usefixtures("_compiled")
@@ -219,7 +223,8 @@ def test_compile__sources_have_changed__what_they_replace_goes_and_that_of_other
     assert of_others.is_dir()
 
 
-def test_clean__something_was_compiled__nothing_is_left_and_it_says_how_much_it_was(quick_compiler):
+def test_clean__something_was_compiled__nothing_is_left_and_it_says_how_much_it_was(quick_compiler, monkeypatch):
+    monkeypatch.setattr(module_compiler, "_copy_sources", lambda folder: None)
     module_compiler.compile_modules()
 
     assert module_compiler.remove_compiled() == 1000
@@ -297,16 +302,44 @@ def _not_for_us() -> Path:
     raise PermissionError("somebody else's")
 
 
-@pytest.mark.usefixtures("_compiled")
-def test_simulate__something_is_compiled__runs_it_unasked(monkeypatch):
-    monkeypatch.delenv("MUXFLEET_COMPILED", raising=False)
+def file_after_simulate(module: str) -> str:
+    """Where a module lies in a process that has run `muxfleet simulate --help`."""
     program = "import sys; sys.argv[1:] = ['simulate', '--help']; from muxfleet.command_line import main\n"
     program += "try: main()\nexcept SystemExit: pass\n"
-    program += "from pdmux_actor.scheduling import scheduler; print(scheduler.__file__)"
-
+    program += f"import {module}; print(sys.modules['{module}'].__file__)"
     said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    return said.stdout.splitlines()[-1]
 
-    assert said.stdout.strip().endswith(SUFFIX), said.stderr
+
+@pytest.fixture
+def quick_library(tmp_path, monkeypatch) -> Path:
+    """Instead of minutes of mypyc: an empty module of C, where what is compiled of these sources lies."""
+    _skip_without_compilers(module_compiler._check_compilers)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name = f"{LIBRARY}__mypyc"
+    source, library = tmp_path / "empty.c", compiled_folder() / f"{name}{SUFFIX}"
+    library.parent.mkdir(parents=True)
+    source.write_text(
+        f'#include <Python.h>\nstatic struct PyModuleDef empty = {{PyModuleDef_HEAD_INIT, "{name}"}};\n'
+        f"PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&empty); }}\n"
+    )
+    compiler = str(sysconfig.get_config_var("CC") or "cc").split()
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run([*compiler, "-shared", "-fPIC", include, str(source), "-o", str(library)], check=True)
+    return library
+
+
+def test_simulate__something_is_compiled__runs_it_unasked(quick_library, monkeypatch):
+    monkeypatch.delenv("MUXFLEET_COMPILED", raising=False)
+
+    assert file_after_simulate(quick_library.name.removesuffix(SUFFIX)) == str(quick_library)
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_compiled__simulate_is_run__imports_it_unasked(monkeypatch):
+    monkeypatch.delenv("MUXFLEET_COMPILED", raising=False)
+
+    assert file_after_simulate("pdmux_actor.scheduling.scheduler").endswith(SUFFIX)
 
 
 def test_compile__no_compiler__says_what_is_missing(tmp_path, monkeypatch):

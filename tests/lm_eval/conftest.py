@@ -16,13 +16,11 @@ from served_gateway import InlineText, ServedGateway, running
 from router.serving.gateway import Gateway
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker("lm_eval")
-            item.add_marker("slow")
-            if not PROGRAM.exists():
-                item.add_marker(pytest.mark.skip(reason="needs lm-eval: make test-lm-eval"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("lm_eval")
+    item.add_marker("slow")
+    if not PROGRAM.exists():
+        item.add_marker(pytest.mark.skip(reason="needs lm-eval: make test-lm-eval"))
 
 
 @pytest.fixture

@@ -23,12 +23,10 @@ def has_sglang():
     return True
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker("sglang")
-            if not has_sglang():
-                item.add_marker(pytest.mark.skip(reason="needs SGLang: make test-sglang"))
+def pytest_itemcollected(item):
+    item.add_marker("sglang")
+    if not has_sglang():
+        item.add_marker(pytest.mark.skip(reason="needs SGLang: make test-sglang"))
 
 
 @pytest.fixture(scope="session")
