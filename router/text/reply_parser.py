@@ -25,7 +25,8 @@ class ReplyParser:
         spec = load_response_template(_lenient(template))
         prefix = prompt_end if spec.start_anchor_re.search(prompt_end) else _opened(template, prompt_end)
         in_json = template["fields"].get(TOOL_FIELD, {}).get("content") == "json"
-        self._parser = ResponseParser(spec, prefix=prefix, tools=casting_tools(tools, in_json=in_json))
+        told = casting_tools(tools, in_json=in_json)
+        self._parser = ResponseParser(spec, prefix=prefix, tools=told)
         self._bounded = None if in_json else BoundedStrings(tools)
         self._is_broken = False
         self._region: str | None = None
@@ -35,6 +36,14 @@ class ReplyParser:
         self._raw = ""  # of the structured part that is open, from some time before its start
         for event in self._parser.initial_events:
             self._take(event, [], [], [])
+        # A reply thinks first, or not at all: marks in the midst of an answer are what it talks of.
+        firsts = {name: _at_start(field.open_re.pattern) for name, field in _marked_thoughts(spec.fields).items()}
+        if firsts:
+            only_first = load_response_template({"start_anchor": "<", "fields": firsts})
+            for name in firsts:
+                spec.fields[name].open_re = only_first.fields[name].open_re
+            if self._region in (None, "content"):  # the prompt has left nothing open: the reply has its own start
+                self._parser, self._region = ResponseParser(spec, prefix="", tools=told), None
 
     def feed(self, text: str, *, ends: bool) -> ReplyParts:
         if self._is_broken:
@@ -106,6 +115,15 @@ def _opened(template: Mapping[str, Any], prompt_end: str) -> str:
     marks = [template["fields"][field].get("open") for field in REASONING_FIELDS if field in template["fields"]]
     end = prompt_end.rstrip()
     return next((mark for mark in marks if isinstance(mark, str) and end.endswith(mark)), "")
+
+
+def _marked_thoughts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the reasoning that a mark opens. What opens it otherwise, as in channels, knows itself where."""
+    return {name: fields[name] for name in REASONING_FIELDS if name in fields and fields[name].open_literals}
+
+
+def _at_start(pattern: str) -> dict[str, str]:
+    return {"open_pattern": rf"\A\s*(?:{pattern})", "content": "text"}
 
 
 def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:

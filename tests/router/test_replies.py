@@ -287,6 +287,26 @@ async def test_reply__prompt_has_opened_the_reasoning__begins_in_it() -> None:
     assert await read_all(replies(set()), shape, ["Hm.</think>", "\nHi", " \n"]) == ("Hi \n", "Hm.", [])
 
 
+@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("prompt_end", "before"),
+    [
+        ("<|im_start|>assistant\n", "\n<think>\nHm.\n</think>\n\n"),
+        ("<|im_start|>assistant\n<think>\n", "Hm.</think>\n\n"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
+        ("another's<think>", "Hm.</think>"),
+        ("", ""),
+    ],
+)
+async def test_reply__speaks_of_marks_of_reasoning__they_stay_in_the_answer(prompt_end, before, step) -> None:
+    said = "Use re.sub('<think>.*?</think>\\n', '', text), or <think>: "
+    whole = before + said
+    shape = ReplyShape(template=TEMPLATE, prompt_end=prompt_end)
+    texts = [whole[i : i + step] for i in range(0, len(whole), step)]
+
+    assert await read_all(replies(set()), shape, texts) == (said, "Hm." if before else "", [])
+
+
 async def test_forced_call__list_of_calls__each_by_name() -> None:
     shape = ReplyShape(template=forced_call(None), prompt_end="")
     texts = list('[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}]')
