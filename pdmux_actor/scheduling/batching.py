@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from math import isinf
 
 from pdmux_actor.scheduling.block_sharing import BlockSharing
 from pdmux_actor.scheduling.launch import Chunk
@@ -22,6 +23,8 @@ class PrefillBatch:
     in_flight: bool = False
     on_last_slice: bool = False  # the slice in flight ends the batch
     is_put_back: bool = False  # fewer requests are in time if it goes on before those that wait (prompt_order.py)
+    was_preempted: bool = False
+    is_kept: bool = False  # it is not preempted: it has been late for long (prompt_order.py)
     shapes: tuple[ChunkShape, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,6 +42,11 @@ class PrefillBatch:
     @property
     def gives_way(self) -> bool:
         return self.chunks[0].sequence.gives_way
+
+    def is_late(self, now_s: float) -> bool:
+        """Returns whether its first token is late; one that was told, before its KV was taken, is so from then on."""
+        due_s = self.first_token_due_s
+        return now_s > due_s or isinf(due_s)
 
     def holds(self, sequence: TokenSequence) -> bool:
         return any(chunk.sequence is sequence for chunk in self.chunks)
@@ -74,6 +82,8 @@ class PrefillBatches:
     def start(self, queue: ModelQueue, chunks: Iterable[Chunk]) -> PrefillBatch:
         """One more, of the model's sequences: the batch under way is suspended."""
         assert len(self._batches) < 2, "a batch that preempts is not preempted"
+        for preempted in self._batches:
+            preempted.was_preempted = True
         self._last_id += 1
         batch = PrefillBatch(self._last_id, queue.model, tuple(chunks), queue.info.spec.num_layers)
         queue.num_prefilling += len(batch.chunks)

@@ -6,7 +6,7 @@ from pdmux_actor.scheduling.answers import longest_hold_s
 from pdmux_actor.scheduling.policies.base import UnitState
 from pdmux_actor.scheduling.policies.forecast import batch_left_s, decode_cycle_s, prompt_outlook, prompt_s
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.sequence import Precedence, TokenSequence
+from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TokenSequence
 from pdmux_actor.scheduling.serving_order import Candidate, ServingOrder, serving_order
 
 _MOST_CANDIDATES = 64  # of those due next; what is behind them is looked at when its time comes
@@ -73,22 +73,38 @@ class PromptOrder:
         return before if state.batch.is_put_back else behind
 
     def _serve_late(self, state: UnitState, now_s: float, prefill_sms: int) -> None:
-        """The prompt that has been late for longest goes first when its share of the time has made up for its work.
+        """The prompt that has been late for longest goes first when its share of the time has made up for its work; a
+        batch that was preempted and is late is not preempted again when that has made up for the rest of it.
 
-        Not while a batch is under way: it would only preempt it, and cannot be preempted itself then.
+        No prompt while a batch is under way: it would only preempt it, and cannot be preempted itself then.
         """
-        late = [(queue, oldest) for queue in state.queues.values() if (oldest := queue.oldest_late()) is not None]
-        if not late:
+        late = [(queue, oldest) for queue in state.queues.values() if (oldest := _oldest_late(queue)) is not None]
+        held = state.suspended or state.batch
+        is_held_up = held is not None and held.was_preempted and not held.gives_way and held.is_late(now_s)
+        if not late and not is_held_up:
             self._late_credit_s, self._late_seen_s = 0.0, None
             return
         if self._late_seen_s is not None:  # time without late prompts earns nothing
             self._late_credit_s += _LATE_SHARE * (now_s - self._late_seen_s)
         self._late_seen_s = now_s
+        if state.batch is not None:
+            if is_held_up and held is state.batch and not held.is_kept:
+                held.is_kept = self._pay(batch_left_s(state, prefill_sms))
+            return
         queue, sequence = min(late, key=lambda pair: pair[1].arrival_s)
-        work_s = prompt_s(state, queue, sequence, prefill_sms)
-        if self._late_credit_s >= work_s and state.batch is None:
-            self._late_credit_s -= work_s
+        if not self._pay(prompt_s(state, queue, sequence, prefill_sms)):
+            return
+        if sequence.status is SequenceStatus.WAITING:
             queue.set_precedence(sequence, Precedence.FIRST)
+        else:
+            sequence.precedence = Precedence.FIRST
+
+    def _pay(self, work_s: float) -> bool:
+        """Returns whether late prompts have had less of the time than their share by that much, which they get now."""
+        is_due = self._late_credit_s >= work_s
+        if is_due:
+            self._late_credit_s -= work_s
+        return is_due
 
     def _give_up(self, queue: ModelQueue, sequence: TokenSequence) -> None:
         """Its first token cannot be in time any more."""
@@ -147,6 +163,13 @@ class PlaceWaits:
         is_lane_idle = state.batch is None and not state.prefill_lane.busy
         self._is_idle = waits and is_lane_idle and not state.prefillable_models()
         self._seen_s, self._first_tokens = now_s, first_tokens
+
+
+def _oldest_late(queue: ModelQueue) -> TokenSequence | None:
+    """A prompt that was begun late is between its chunks, and those behind it wait for it."""
+    if queue.partial and queue.partial[0].precedence is Precedence.LATE:
+        return queue.partial[0]
+    return queue.oldest_late()
 
 
 def _next_due(state: UnitState, now_s: float) -> list[tuple[ModelQueue, TokenSequence]]:

@@ -246,6 +246,8 @@ def preempting_prompt(state: UnitState, now_s: float, sms: int, *, any_prompt: b
     batch = state.batch
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
         return None
+    if batch.is_kept:
+        return None
     remaining_s = batch_left_s(state, sms)
     batch_slack_s = batch.first_token_due_s - now_s
     keeps_its_own = remaining_s <= batch_slack_s and not batch.is_put_back
