@@ -1,6 +1,6 @@
 """Defines what a model and a device are, in the numbers that cost formulas need."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from profiler.families.registry import FAMILIES, family_of
 from profiler.weight_formats import MXFP4, PLAIN, QUANTISABLE, WEIGHT_FORMATS, format_of
 
 AUTO_DTYPE = "auto"  # in place of a dtype: whichever the device computes fastest in
+_BIDIRECTIONAL: Mapping[str, Sequence[object]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -60,6 +61,7 @@ class ModelSpec:
         if not family.is_planned:
             remedy = f"{family.refusal}; SGLang by itself may serve it, a fleet does not"
             raise UnsupportedModel(field="architectures", value=architecture, remedy=remedy)
+        _refuse_bidirectional(config)
         if family.names is not None:
             config = family.names(config)
         num_heads = count(config, "num_attention_heads")
@@ -208,6 +210,16 @@ class ModelSpec:
         moe_mlp = experts * self.params_per_expert + self.hidden_size * self.num_experts
         mlps = (self.num_layers - self.num_moe_layers) * dense_mlp + self.num_moe_layers * moe_mlp
         return self.num_layers * self.attention_params_per_layer + mlps
+
+
+def _refuse_bidirectional(config: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModel: tokens attend to those after them, as in decoders that were made into encoders."""
+    of_text = config.get("text_config")
+    for said in (config, of_text if isinstance(of_text, Mapping) else {}):
+        for field, values in _BIDIRECTIONAL.items():
+            if said.get(field) in values:
+                remedy = "its tokens attend to those after them, which no KV cache serves; use a causal decoder"
+                raise UnsupportedModel(field=field, value=str(said[field]), remedy=remedy)
 
 
 def _scaled_context(config: Mapping[str, Any]) -> int:

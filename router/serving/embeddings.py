@@ -7,7 +7,7 @@ from contextlib import aclosing
 import msgspec
 import numpy as np
 
-from router.errors import GenerationFailed
+from router.errors import GenerationFailed, InvalidRequest
 from router.generation import Output
 from router.openai.embeddings import EmbeddingsRequest
 from router.serving.pooling import PoolingPrompts, PromptRoom
@@ -24,8 +24,11 @@ async def embedding_prompts(
     request: EmbeddingsRequest, card: ModelCard, tokenizers: Tokenizers, *, max_tokens: int
 ) -> "PoolingPrompts[EmbeddingsResponse]":
     """`max_tokens` is the longest sequence that the model takes. Raises as `completion_prompts`, and InvalidRequest:
-    the inputs have too many tokens together.
+    the inputs have too many tokens together, or the model's embeddings are others than units make.
     """
+    if reason := (await tokenizers.of(card)).unserved_embeddings:
+        message = f"Embeddings of {card.model!r} are not served: {reason}; name a model that pools by its last token."
+        raise InvalidRequest(message[:500], param="model", code="embeddings_not_served")
     prompts: list[Prompt] = []
     room = PromptRoom(_PARAM)
     for given in request.inputs:

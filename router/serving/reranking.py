@@ -14,7 +14,7 @@ from router.openai.schemas import EmbeddingsUsage, RankedDocument, RankedText, R
 from router.serving.pooling import PoolingPrompts, PromptRoom
 from router.serving.prompts import Prompt
 from router.telemetry.service_report import ServiceReport
-from router.text.reranker import RerankerHead
+from router.text.checkpoint_modules import RerankerHead
 from router.text.tokenization import Tokenizers
 from router.view import ModelCard
 

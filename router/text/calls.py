@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from router.text.call_marks import CallMarks
-from router.text.reranker import RerankerHead
+from router.text.checkpoint_modules import RerankerHead
 
 
 class TokenizerKey(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +87,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     all answer. `marks_are_special`: units must show special tokens for that.
     `call_marks` say how the model writes calls of tools; None: it is not known. `before_answer` is what may come before
     an answer that has a form (StructuredOutput.before); "": nothing. `reranker` is a text where the model is none: why.
+    `unserved_embeddings` says why its embeddings are not served; "": they are.
     """
 
     call: int
@@ -99,6 +100,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     call_marks: CallMarks | None = None
     before_answer: str = ""
     reranker: RerankerHead | str = ""
+    unserved_embeddings: str = ""
 
 
 class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
 from router.text.characters import characters_per_token
-from router.text.reranker import NOT_DECLARED, RERANKER_FILES, RerankerHead, reranker_head
+from router.text.checkpoint_modules import MODULE_FILES, NOT_DECLARED, RerankerHead, reranker_head, unserved_embeddings
 from router.text.shared_tokenizers import SharedTokenizers
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FILES = (
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
-    *RERANKER_FILES,
+    *MODULE_FILES,
 )
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Those that transformers' Qwen2Tokenizer sets by itself where nothing is said.
@@ -80,7 +80,8 @@ _OTHERWISE = frozenset(
 class ChatTokenizer:
     """`chat_template`: one, or several by name. `named_tokens` are special tokens by what templates call them,
     `special_tokens` all of them. `digest` is that of the file whose models share `backend`; "": it is this model's.
-    `characters_per_token` as the function of that name says. `reranker` as `reranker_head`.
+    `characters_per_token` as the function of that name says. `reranker` as `reranker_head`,
+    `unserved_embeddings` as the function says.
     """
 
     backend: Tokenizer
@@ -91,6 +92,7 @@ class ChatTokenizer:
     response_template: Mapping[str, Any] | None = None
     digest: str = ""
     reranker: RerankerHead | str = NOT_DECLARED
+    unserved_embeddings: str = ""
 
 
 def load_chat_tokenizer(source: str, revision: str | None, shared: SharedTokenizers) -> ChatTokenizer:
@@ -98,7 +100,9 @@ def load_chat_tokenizer(source: str, revision: str | None, shared: SharedTokeniz
     folder = Path(source) if Path(source).is_dir() else _downloaded(source, revision)
     read = None if folder is None else _read(folder, shared)
     tokenizer = _by_transformers(source, revision) if read is None else read
-    return tokenizer if folder is None else replace(tokenizer, reranker=reranker_head(folder))
+    if folder is None:
+        return tokenizer
+    return replace(tokenizer, reranker=reranker_head(folder), unserved_embeddings=unserved_embeddings(folder))
 
 
 def _downloaded(source: str, revision: str | None) -> Path | None:

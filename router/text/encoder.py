@@ -76,6 +76,7 @@ class PromptEncoder:
         self.marks_are_special = needs_special_tokens(template, tokenizer.special_tokens)
         self.call_marks = call_marks(template, tokenizer.special_tokens)
         self.reranker = tokenizer.reranker
+        self.unserved_embeddings = tokenizer.unserved_embeddings
         self.before_answer = before_answer(self._backend.token_to_id) if template == HARMONY else ""
 
     def render_chat(

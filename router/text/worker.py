@@ -95,6 +95,7 @@ class TextWorker:
             encoder.call_marks,
             encoder.before_answer,
             encoder.reranker,
+            encoder.unserved_embeddings,
         )
 
     def _forget_oldest(self) -> None:

@@ -97,6 +97,9 @@ def test_kv_bytes__more_gpus_than_kv_heads__are_copied(num_gpus: int, bytes_per_
         (LLAMA_3_8B, {"architectures": ["MambaForCausalLM"]}, "architectures"),
         (LLAMA_3_8B, {"architectures": {"0": "LlamaForCausalLM"}}, "architectures"),
         (LLAMA_3_8B, {"architectures": 1}, "architectures"),
+        (LLAMA_3_8B, {"is_causal": False}, "is_causal"),
+        (LLAMA_3_8B, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (LLAMA_3_8B, {"text_config": {"use_bidirectional_attention": "all"}}, "use_bidirectional_attention"),
         (QWEN3_30B_A3B, {"mlp_only_layers": 3}, "mlp_only_layers"),
         (MIXTRAL_8X7B, {"num_local_experts": None}, "num_local_experts"),
         (QWEN3_30B_A3B, {"num_experts_per_tok": 129}, "num_experts_per_tok"),
@@ -108,6 +111,11 @@ def test_from_config__unusable__names_the_field(config: dict[str, Any], changes:
 
     assert refusal.value.field == field
     assert refusal.value.remedy
+
+
+@pytest.mark.parametrize("said", [{"is_causal": True}, {"use_bidirectional_attention": "vision"}, {"is_causal": None}])
+def test_from_config__attention_to_later_tokens_of_images_only__is_a_decoder(said: dict[str, Any]) -> None:
+    assert ModelSpec.from_config({**LLAMA_3_8B, **said}) == ModelSpec.from_config(LLAMA_3_8B)
 
 
 def test_spec__of_a_dense_model__has_no_experts() -> None:

@@ -1,12 +1,14 @@
 """/v1/embeddings: what clients see, what units are asked, and what is refused."""
 
 import base64
+import json
+from pathlib import Path
 
 import httpx
 import numpy as np
 import openai
 import pytest
-from fake_unit import FakeUnit, fake_embedding
+from fake_unit import FakeUnit, fake_embedding, write_byte_tokenizer
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
@@ -161,6 +163,49 @@ async def test_unit__of_a_version_without_them__is_an_error_that_says_so(serve) 
     reply = await post(await serve(FakeUnit(fail=lambda request: silent)), input="hi")
     assert reply.status_code == 500
     assert "version" in reply.json()["error"]["message"]
+
+
+def declared(folder: Path, *modules: str, pooling: dict | None = None) -> None:
+    """Writes what sentence-transformers writes of a model."""
+    kinds = [{"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"} for i, kind in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(kinds))
+    if pooling is not None:
+        place = folder / f"{modules.index('Pooling')}_Pooling"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(pooling))
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "says"),
+    [
+        (
+            ("Transformer", "Pooling"),
+            {"pooling_mode_lasttoken": False, "pooling_mode_mean_tokens": True},
+            "mean_tokens",
+        ),
+        (("Transformer", "Pooling", "Normalize"), {"word_embedding_dimension": 8}, "mean"),
+        (("Transformer", "Pooling"), {"pooling_mode": ["lasttoken", "cls"]}, "lasttoken and cls"),
+        (("Transformer", "Pooling", "Dense"), {"pooling_mode": "lasttoken"}, "Dense"),
+        (("Transformer", "Pooling", "Normalize"), {"pooling_mode_lasttoken": True}, ""),
+        (("Transformer", "Pooling"), {"pooling_mode": "lasttoken", "embedding_dimension": 8}, ""),
+        (("Transformer", "Pooling"), None, ""),
+    ],
+)
+async def test_checkpoint__whose_vectors_are_made_otherwise__is_refused_not_served_wrong(
+    serve, tmp_path, modules, pooling, says
+) -> None:
+    served = await serve(unit := FakeUnit())
+    served.folder = write_byte_tokenizer(tmp_path / "embedder")
+    declared(served.folder, *modules, pooling=pooling)
+    served.show(unit)
+    reply = await post(served, input="hi")
+    if not says:
+        assert reply.status_code == 200
+        return
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "model", "embeddings_not_served")
+    assert says in error["message"]
+    assert not unit.requests
 
 
 async def test_keys__are_asked_for_and_charged_for_the_prompt_alone(serve) -> None:

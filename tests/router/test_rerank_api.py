@@ -17,7 +17,7 @@ from router.http.batch_lines import line_endpoints
 from router.limits import GatewayLimits
 from router.openai.rerank import MAX_DOCUMENTS
 from router.request_terms import ANYBODY
-from router.text.reranker import RerankerHead, reranker_head
+from router.text.checkpoint_modules import RerankerHead, reranker_head
 
 MODEL = "demo/bytes"
 YES, NO = ord("y"), ord("n")

@@ -1,4 +1,4 @@
-"""Knows from a checkpoint's files how a decoder judges documents: as sentence-transformers 5.4 and newer write them."""
+"""Knows what sentence-transformers' files of a checkpoint say: how it judges documents, what its embeddings are."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-RERANKER_FILES = (
+MODULE_FILES = (
     "modules.json",
     "*_LogitScore/config.json",
+    "*_Pooling/config.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
@@ -18,12 +19,13 @@ _HEAD = ".LogitScore"  # how the type of that module ends, wherever the library 
 _ACTIVATIONS: Mapping[str, bool] = MappingProxyType(
     {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.linear.Identity": False}
 )
-
-
 NOT_DECLARED = (
     "its checkpoint has no LogitScore module (modules.json of sentence-transformers 5.4 or newer); name a model whose "
     "checkpoint has one, or a revision of this one that has"
 )
+_MODE = "pooling_mode"
+_SERVED_MODES = ("lasttoken",)
+_SERVED_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "LogitScore"})
 ReadT = TypeVar("ReadT")
 
 
@@ -65,6 +67,33 @@ class _Processing(msgspec.Struct):
 
 class _Transformer(msgspec.Struct):
     processing_kwargs: _Processing = msgspec.field(default_factory=_Processing)
+
+
+def unserved_embeddings(folder: Path) -> str:
+    """Says why embeddings as the engine makes them, of the last token, are not those of the checkpoint; "": they are,
+    or it does not say what they would be.
+    """
+    try:
+        modules = _read(folder / "modules.json", list[_Module], [])
+        for module in modules:
+            kind = module.type.rpartition(".")[2]
+            if kind == "Pooling" and (modes := _pooling_modes(folder / module.path / "config.json")) != _SERVED_MODES:
+                return f"its checkpoint pools by {' and '.join(modes)} ({module.path}/config.json), served is lasttoken"
+            if kind not in _SERVED_MODULES:
+                return f"its checkpoint computes {kind} behind the decoder (modules.json), which is not served"
+    except ValueError:
+        pass  # it says nothing that can be read
+    return ""
+
+
+def _pooling_modes(file: Path) -> tuple[str, ...]:
+    """Raises ValueError."""
+    config = _read(file, dict[str, Any])
+    modes = config.get(_MODE)
+    if modes is None:  # before 5.4: a key for every mode
+        prefix = f"{_MODE}_"
+        modes = [name.removeprefix(prefix) for name, is_used in config.items() if name.startswith(prefix) and is_used]
+    return tuple(map(str, modes if isinstance(modes, list) else [modes])) or ("mean",)
 
 
 def reranker_head(folder: Path) -> RerankerHead | str:
