@@ -37,10 +37,15 @@ LLAMA_3: Mapping[str, Any] = {
     "content": "json",
     "transform": _CALL,
 }
-_MISTRAL: Mapping[str, Any] = {"open": "[TOOL_CALLS]", "close": "</s>", "content": "json", "transform": _CALL}
+_MISTRAL: Mapping[str, Any] = {
+    "open": "[TOOL_CALLS]",
+    "close_pattern": r"\s*</s>\s*\Z",
+    "content": "json",
+    "transform": _CALL,
+}
 _MISTRAL_ARGS: Mapping[str, Any] = {
     "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\{]+)(?:\[CALL_ID\][^\[\{]*)?\[ARGS\]",
-    "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
+    "close_pattern": r"(?=\[TOOL_CALLS\])|\s*</s>\s*\Z",
     "repeats": True,
     "content": "json",
     "transform": _NAMED_CALL,

@@ -26,7 +26,8 @@ _ANCHORS: Sequence[str] = (
     "<|assistant_start|>",
     "<start_of_turn>model\n",
 )
-_END = r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<\uff5cend▁of▁sentence\uff5c>)"
+# Behind all else: elsewhere an answer speaks of them, or has HTML in it.
+_END = r"(?:\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<\uff5cend▁of▁sentence\uff5c>))+\s*\Z"
 _THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),

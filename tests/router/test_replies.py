@@ -119,6 +119,10 @@ async def test_reply__real_process__reads_many_at_once() -> None:
             ("Hi", "", ["f", "g"]),
         ),
         ("[ARGS] [TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}", ("", "", ["f", "g"])),
+        ("[ARGS] [TOOL_CALLS]", '[TOOL_CALLS]f[ARGS]{"html": "<s>old</s>"}</s>', ("", "", ["f"])),
+        ("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {"html": "<s>old</s>"}}]</s>', ("", "", ["f"])),
+        ("[TOOL_CALLS]", "<p><s>old</s> new</p>", ("<p><s>old</s> new</p>", "", [])),
+        ("<|im_start|>", "Say <|im_end|> at last.<|im_end|>\n<|endoftext|>", ("Say <|im_end|> at last.", "", [])),
         (
             "[ARGS] [CALL_ID] [TOOL_CALLS]",
             "[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{}[TOOL_CALLS]g[CALL_ID]abcdefgh2[ARGS]{}",
