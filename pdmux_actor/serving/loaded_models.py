@@ -49,9 +49,10 @@ class LoadedModels:
         *,
         host_memory_bytes: int = 0,
         on_loaded: Callable[[LoadModelCommand, ModelInfo], None] = lambda command, info: None,
+        on_left: Callable[[str], None] = lambda model: None,
     ) -> None:
-        """`on_loaded` is told of a model before requests for it can come."""
-        self._on_loaded = on_loaded
+        """`on_loaded` is told of a model before requests for it can come, `on_left` when none can any more."""
+        self._on_loaded, self._on_left = on_loaded, on_left
         self._executor = executor
         self._total_blocks = executor.total_blocks
         self._sleepers = SleepingModels(executor, host_memory_bytes)
@@ -207,6 +208,7 @@ class LoadedModels:
         # no deadline: the actor kills an engine whose model does not leave within engine.watch.load_s
         detached = self._detached.get()
         assert detached == model, f"{detached} left, {model} was asked to"
+        self._on_left(model)
 
     def _tell_sleepers(self) -> None:
         told = self._sleepers.told()

@@ -37,6 +37,10 @@ class ModelForms:
         base = None if command.base is None else self._offers.get(command.base)
         self._offers[info.model] = base or _Offer(command, info)
 
+    def forget(self, model: str) -> None:
+        """It has left. What its forms were compiled with takes a hundred megabytes and more."""
+        self._offers.pop(model, None)
+
     def compile(self, request: GenerateRequest, form: StructuredOutput) -> OutputConstraint:
         """Slow. Raises InvalidStructuredOutput."""
         offer = self._offers.get(request.model)

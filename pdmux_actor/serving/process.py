@@ -75,6 +75,7 @@ def main(arguments: Sequence[str]) -> None:
         sender,
         host_memory_bytes=host_bytes,
         on_loaded=forms.offer,
+        on_left=forms.forget,
     )
     structured = StructuredRequests(forms.compile, inbox, lambda event: sender.send_tokens([event]))
     sender.send(

@@ -4,7 +4,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from pdmux_actor.errors import HostMemoryShort
+from pdmux_actor.errors import HostMemoryShort, ModelTooLarge
 from pdmux_actor.executor.base import HostingExecutor
 from pdmux_actor.lease import SleepingWeights
 from pdmux_actor.model_info import ModelInfo
@@ -77,7 +77,7 @@ class SleepingModels:
         )
 
     def wake(self, model: str, origin: Origin) -> ModelInfo | None:
-        """None: what sleeps here, if anything does, are not these weights. They are gone then.
+        """None: what sleeps here, if anything does, are not these weights, or it does not wake. It is gone then.
 
         Raises:
             ModelTooLarge: the device has no room now; it sleeps on.
@@ -89,7 +89,15 @@ class SleepingModels:
             self.forget(model)
             return None
         began_s = time.perf_counter()
-        info = self._executor.wake_model(model)
+        try:
+            info = self._executor.wake_model(model)
+        except ModelTooLarge:
+            raise
+        except Exception:
+            # Where several ranks hold it and one had no room, none of them has it any more.
+            logger.exception("a model does not wake: it is read anew", extra={"model": model})
+            self.forget(model)
+            return None
         del self._asleep[model]
         took_s = time.perf_counter() - began_s
         self._s_per_byte, self._has_woken = took_s / max(1, sleeper.host_bytes), True

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pdmux_actor.errors import ModelTooLarge
+from pdmux_actor.executor.ranks.rank_frames import ForgetPart, PartDone, PartFailed, SleepPart, WakePart
+from pdmux_actor.executor.ranks.tensor_parallel_executor import TensorParallelExecutor
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
 from pdmux_actor.model_info import ModelSource
 from pdmux_actor.serving.commands import LoadModelCommand
@@ -94,6 +96,42 @@ def test_sleepers__no_room_on_the_device__sleep_on(executor, attach, monkeypatch
     assert [s.model for s in sleepers.told()] == ["a"]
     assert sleepers.forget_all()
     assert not sleepers.forget_all()
+
+
+class ShortOfMemory:
+    """A RankLink of two ranks, of which the other has no room to wake a model in."""
+
+    num_ranks = 2
+
+    def __init__(self):
+        self.asleep = set()
+
+    def tell(self, frame):
+        pass
+
+    def call(self, frame, meanwhile):
+        match frame:
+            case SleepPart(model=model):
+                self.asleep.add(model)
+            case WakePart(model=model) if model not in self.asleep:
+                return (PartFailed("KeyError", f"KeyError: {model!r}", ""),), meanwhile()
+            case WakePart():
+                return (PartFailed("ModelTooLarge", "it takes more than is free", "free some"),), meanwhile()
+            case ForgetPart(model=model):
+                self.asleep.discard(model)
+        return (PartDone(0),), meanwhile()
+
+
+def test_sleepers__one_of_two_ranks_has_no_room__is_read_anew_the_next_time(executor, attach):
+    """The other rank has woken by then, and neither has it in host memory any more."""
+    origin, weight_bytes = attach("a")
+    sleepers = SleepingModels(TensorParallelExecutor(executor, ShortOfMemory()), 2 * weight_bytes)
+    sleepers.put("a", origin)
+    with pytest.raises(ModelTooLarge):
+        sleepers.wake("a", origin)
+
+    assert sleepers.wake("a", origin) is None
+    assert sleepers.told() == ()
 
 
 def replace_dtype(command, dtype):

@@ -3,11 +3,13 @@
 import queue
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
-from pdmux_actor.errors import ModelLoadError, ModelTooLarge
+from pdmux_actor.errors import InvalidStructuredOutput, ModelLoadError, ModelTooLarge
 from pdmux_actor.executor.simulated import SimulatedExecutor, VirtualClock
+from pdmux_actor.messages import StructuredKind, StructuredOutput
 from pdmux_actor.scheduling.events import AttachModel, RemoveModel
 from pdmux_actor.serving.commands import (
     Answered,
@@ -19,6 +21,7 @@ from pdmux_actor.serving.commands import (
     answered,
 )
 from pdmux_actor.serving.loaded_models import LoadedModels
+from pdmux_actor.serving.model_forms import ModelForms
 from profiler.gpus.h100 import DEVICE as H100
 from profiler.roofline import RooflineLatency
 
@@ -226,6 +229,29 @@ def test_loaded_models__sleepers_in_another_memory__stay_and_wake(make_loaded_mo
     woken = load("a")
     assert woken[0] == Asleep(())
     assert isinstance(woken[1], Answered)
+
+
+def test_loaded_models__model_leaves__what_its_forms_were_compiled_with_goes(checkpoint, monkeypatch, make_request):
+    """A unit of models that take turns would keep those of all of them."""
+    executor = CrowdedExecutor(
+        device=H100, latency=RooflineLatency(H100), total_blocks=1000, block_bytes=16384, clock=VirtualClock()
+    )
+    inbox, sent, forms = NoInbox(executor), queue.SimpleQueue(), ModelForms()
+    sender = type("Sender", (), {"send": staticmethod(sent.put)})
+    inbox.loaded_models = loaded_models = LoadedModels(
+        executor, inbox, sender, on_loaded=forms.offer, on_left=forms.forget
+    )
+    compiler = Mock()
+    monkeypatch.setattr("pdmux_actor.serving.model_forms._compiler", lambda offer: compiler)
+    form = StructuredOutput(kind=StructuredKind.REGEX, text="a")
+    loaded_models.order(LoadModelCommand(1, "a", str(checkpoint), 100))
+    assert isinstance(sent.get(timeout=60), Answered)
+    assert forms.compile(make_request(model="a"), form) is compiler.constraint.return_value
+    loaded_models.order(RemoveModelCommand(2, "a"))
+    assert sent.get(timeout=60) == answered(2, None)
+
+    with pytest.raises(InvalidStructuredOutput, match="'a' is not on this unit"):
+        forms.compile(make_request(model="a"), form)
 
 
 def test_loaded_models__removal_of_a_sleeper__frees_its_host_memory(make_loaded_models):
