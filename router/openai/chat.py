@@ -93,10 +93,12 @@ class ChatMessage(RequestPart):
     refusal: str | None = None
 
     # What SDKs' own messages carry when they are sent back. OpenAI's `parse` adds `parsed`, the content once more;
-    # LiteLLM what it did not know in the answer. `cache_control` is as in a part. A value in the others is not
-    # implemented.
+    # LiteLLM what it did not know in the answer and, for Claude Code, thoughts in Anthropic's form; whoever speaks with
+    # OpenRouter, too, has them in its own. `cache_control` is as in a part. A value in the others is not implemented.
     parsed: Any = None
     provider_specific_fields: Any = None
+    thinking_blocks: Any = None
+    reasoning_details: Any = None
     cache_control: dict[str, Any] | None = None
     annotations: Empty | None = None
     audio: EmptyObject | None = None

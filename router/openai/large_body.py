@@ -82,6 +82,8 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     refusal: str | None = None
     parsed: msgspec.Raw = _NOTHING
     provider_specific_fields: msgspec.Raw = _NOTHING
+    thinking_blocks: msgspec.Raw = _NOTHING
+    reasoning_details: msgspec.Raw = _NOTHING
     cache_control: msgspec.Raw = _NOTHING
     annotations: msgspec.Raw = _NOTHING
     audio: msgspec.Raw = _NOTHING

@@ -55,7 +55,9 @@ async def test_message__sent_back__what_the_sdk_added_is_passed_over(serve, padd
         liked = {
             **called.model_dump(exclude_none=True),
             "provider_specific_fields": {"refusal": None},
-        }  # as LiteLLM does
+            "thinking_blocks": [{"type": "thinking", "thinking": "Hm", "signature": ""}],
+            "reasoning_details": [{"type": "reasoning.text", "text": "Hm"}],
+        }  # as LiteLLM does, in Claude Code's name, and Cline
         await sdk.chat.completions.create(model=MODEL, messages=[*ASK, liked, result, padded[-1]], max_tokens=1)
 
     assert said.parsed == called.tool_calls[0].function.parsed_arguments == Weather(city="Rome")
