@@ -15,8 +15,8 @@ from router.openai.document import body_of, responses_of
 from router.openai.foreign_body import decoded
 from router.responses.conversation_bodies import ConversationBody, ConversationChange, ConversationItems
 from router.responses.conversations import Conversations
+from router.responses.input_items import told_items
 from router.responses.response_store import ResponseStore
-from router.responses.responses_body import told_items
 from router.responses.schemas import ConversationDeleted, ConversationSchema, ItemList, ItemSchema
 from router.serving.gateway import Gateway
 

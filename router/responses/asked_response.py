@@ -13,9 +13,10 @@ from router.openai.reply import Choice, ReplyHead, new_head
 from router.request_terms import Caller
 from router.responses.chat_of_responses import chat_of_responses, messages_of
 from router.responses.conversations import Conversations, meant_items
+from router.responses.input_items import InputItem
 from router.responses.listed_items import with_new_ids
 from router.responses.response_store import ResponseStore
-from router.responses.responses_body import InputItem, ResponsesBody, read_responses_body
+from router.responses.responses_body import ResponsesBody, read_responses_body
 from router.responses.responses_reply import ResponsesReply
 
 

@@ -7,17 +7,8 @@ from router.errors import InvalidRequest, UnsupportedParameter
 from router.openai.chat import ChatCompletionRequest, ChatMessage
 from router.openai.foreign_body import chat_request, message
 from router.responses.client_tools import arguments_of, client_tools, name_in
-from router.responses.responses_body import (
-    CUSTOM,
-    LOGPROBS,
-    AllowedTools,
-    InputItem,
-    InputPart,
-    NamedCustomTool,
-    NamedTool,
-    OutputPart,
-    ResponsesBody,
-)
+from router.responses.input_items import InputItem, InputPart
+from router.responses.responses_body import CUSTOM, LOGPROBS, AllowedTools, NamedCustomTool, NamedTool, ResponsesBody
 
 
 def chat_of_responses(body: ResponsesBody, history: Sequence[ChatMessage]) -> ChatCompletionRequest:
@@ -82,12 +73,12 @@ class _Turns:
             case "reasoning":
                 self._reasoning.append(_text(item.content) or _text(item.summary))
             case "function_call":
-                self._calls.append((item.call_id, name_in(item.namespace, item.name), item.arguments))
+                self._calls.append((item.call_id or "", name_in(item.namespace, item.name), item.passed))
             case "custom_tool_call":
-                self._calls.append((item.call_id, name_in(item.namespace, item.name), arguments_of(item.input)))
+                self._calls.append((item.call_id or "", name_in(item.namespace, item.name), arguments_of(item.input)))
             case "function_call_output" | "custom_tool_call_output":
                 self._end()
-                self._messages.append(message("tool", _output(item.output), call_id=item.call_id))
+                self._messages.append(message("tool", item.found, call_id=item.call_id or ""))
             case _ if item.role == "assistant":
                 self._text.append(_text(item.content))
             case _:
@@ -110,10 +101,6 @@ def _text(content: str | list[InputPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text or part.refusal for part in content)
-
-
-def _output(output: str | list[OutputPart]) -> str:
-    return output if isinstance(output, str) else "".join(part.shown for part in output)
 
 
 def _choice(choice: str | NamedTool | NamedCustomTool | AllowedTools | None) -> str | dict[str, Any] | None:

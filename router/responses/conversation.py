@@ -9,7 +9,7 @@ import msgspec
 from router.errors import ConversationNotFound
 from router.openai.chat import ChatMessage
 from router.responses.chat_of_responses import messages_of
-from router.responses.responses_body import InputItem
+from router.responses.input_items import InputItem
 
 _MOST_REMOVED = 4096  # remembered, so that no late copy brings them back
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from router.responses.responses_body import InputItem
+from router.responses.input_items import InputItem
 
 
 class ConversationBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -10,9 +10,9 @@ import msgspec
 from router.errors import InvalidRequest
 from router.openai.chat import MAX_MESSAGES
 from router.responses.conversation import Conversation
+from router.responses.input_items import REFERENCE, InputItem
 from router.responses.listed_items import with_new_ids
 from router.responses.response_store import ResponseStore
-from router.responses.responses_body import REFERENCE, InputItem
 
 
 class Conversations:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from router.openai.chat import ChatMessage
+from router.responses.input_items import InputItem, InputPart
 from router.responses.response_items import message_item, reasoning_item, text_part
-from router.responses.responses_body import InputItem, InputPart
 
 _DONE = "completed"
 _PREFIXES: Mapping[str, str] = {
@@ -64,12 +64,14 @@ def _listed(item: InputItem, item_id: str) -> dict[str, Any]:
             summary = [{"type": "summary_text", "text": part.text} for part in item.summary or ()]
             return {**reasoning_item(item_id, text or None, _DONE), "summary": summary}
         case "function_call":
-            return {**head, **named, "arguments": item.arguments}
+            return {**head, **named, "arguments": item.passed}
         case "custom_tool_call":
             return {**head, **named, "input": item.input}
         case "function_call_output" | "custom_tool_call_output":
             output = item.output
-            told = output if isinstance(output, str) else [{"type": "input_text", "text": p.shown} for p in output]
+            told: str | list[dict[str, str]] = item.found
+            if isinstance(output, list):
+                told = [{"type": "input_text", "text": part.shown} for part in output]
             return {**head, "call_id": item.call_id, "output": told}
     is_own = item.role == "assistant"
     content = [_part(part, is_own=is_own) for part in _parts(item.content)]

@@ -18,7 +18,7 @@ from router.errors import (
 from router.openai.chat import ChatMessage
 from router.openai.large_body import kept_messages
 from router.responses.conversation import joined
-from router.responses.responses_body import InputItem
+from router.responses.input_items import InputItem
 from router.responses.told_copies import NO_DOCUMENT, Kept, Told, encoded, is_conversation
 
 _MESSAGE_BYTES = 512  # of one beside its text

@@ -1,15 +1,14 @@
 """POST /v1/responses: the body, read into fixed types in a time that its bytes bound."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
 from router.errors import InvalidRequest
 from router.openai.chat import MAX_CONTENT_PARTS, MAX_MESSAGES
 from router.openai.foreign_body import decoded
+from router.responses.input_items import InputItem, told_items
 
-REFERENCE = "item_reference"
 CUSTOM = "custom"
 NAMESPACE = "namespace"
 LOGPROBS = "message.output_text.logprobs"
@@ -25,63 +24,6 @@ Included = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-
-
-class InputPart(msgspec.Struct, gc=False):
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
-    text: str = ""
-    refusal: str = ""
-
-
-class OutputPart(msgspec.Struct, gc=False):
-    """Holds some of what a tool found. An image there is no choice of the client's: refused, it would end the
-    conversation.
-    """
-
-    type: Literal["input_text", "output_text", "text", "input_image", "input_file"]
-    text: str = ""
-
-    @property
-    def shown(self) -> str:
-        match self.type:
-            case "input_image":
-                return "[an image, left out: this model reads text only]"
-            case "input_file":
-                return "[a file, left out: this model reads text only]"
-        return self.text
-
-
-ItemType = Literal[
-    "message",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-    "reasoning",
-]
-# Of tools that OpenAI runs: in a conversation that began there, and left out as its tools are.
-_OfOpenAI = Literal[
-    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools"
-]
-_OF_OPENAI = frozenset(get_args(_OfOpenAI))
-
-
-class InputItem(msgspec.Struct, gc=False):
-    """A message, a call of a tool, its output, reasoning, or a reference to one that was answered before, by its `id`;
-    each uses some of the fields.
-    """
-
-    type: Literal[ItemType, _OfOpenAI, "item_reference"] = "message"
-    id: str | None = None
-    role: Literal["user", "assistant", "system", "developer"] = "user"
-    content: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
-    call_id: str = ""
-    name: str = ""
-    namespace: str | None = None
-    arguments: str = ""
-    input: str = ""
-    output: str | list[OutputPart] = ""
 
 
 class ResponseTool(msgspec.Struct):
@@ -202,8 +144,3 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     if parts > MAX_CONTENT_PARTS:
         raise InvalidRequest(f"The input has {parts} parts; it may have {MAX_CONTENT_PARTS}.", param="input")
     return read
-
-
-def told_items(items: Sequence[InputItem]) -> list[InputItem]:
-    """Leaves out calls of tools that OpenAI runs."""
-    return [item for item in items if item.type not in _OF_OPENAI]

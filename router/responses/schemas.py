@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from router.responses.responses_body import ItemType
+from router.responses.input_items import ItemType
 
 
 class InputTokensDetails(BaseModel):

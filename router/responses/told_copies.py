@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from router.openai.chat import ChatMessage
 from router.responses.conversation import joined
-from router.responses.responses_body import InputItem
+from router.responses.input_items import InputItem
 
 NO_DOCUMENT = msgspec.Raw(b"null")
 _MESSAGES = TypeAdapter(list[ChatMessage])

@@ -118,7 +118,7 @@ def test_api_server__refusal__is_told_with_the_servers_words() -> None:
         ApiServer(client, "llm").pods("c")
 
 
-@pytest.mark.parametrize("text", ["<html>hello</html>", "[]", ""])
+@pytest.mark.parametrize("text", ["<html>hello</html>", "[]", "", '{"data": []}'])
 def test_api_server__is_another_server__is_told_so(text: str) -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, text=text)

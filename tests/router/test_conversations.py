@@ -9,9 +9,9 @@ from fake_unit import FakeUnit
 from router.errors import ConversationNotFound, GatewaysSilent
 from router.responses.conversation import Conversation
 from router.responses.conversations import Conversations
+from router.responses.input_items import InputItem
 from router.responses.listed_items import with_new_ids
 from router.responses.response_store import ResponseStore
-from router.responses.responses_body import InputItem
 from router.responses.schemas import ConversationSchema, ItemList
 from router.responses.told_copies import newest
 
@@ -116,7 +116,7 @@ async def test_conversation__what_is_no_conversation_item_or_turn_of_one__is_ref
     answer = await sdk.responses.create(**BODY, input="x")
     refused = {
         "conversation": sdk.responses.create(**BODY, input="x", conversation=made.id, previous_response_id=answer.id),
-        "items[0].type": sdk.conversations.create(items=[{"type": "computer_call", "id": "x"}]),
+        "items[0].type": sdk.conversations.create(items=[{"type": "compaction", "id": "x"}]),
         "previous_response_id": sdk.responses.create(**BODY, input="x", previous_response_id=made.id),
         "item": sdk.conversations.create(extra_body={"item": []}),
         "order": sdk.conversations.items.list(made.id, order="up"),

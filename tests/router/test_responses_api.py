@@ -12,8 +12,8 @@ from test_tools import CALL, HERMES, SCHEMA
 from router.errors import ResponseNotFound
 from router.limits import GatewayLimits
 from router.openai.foreign_body import message
+from router.responses.input_items import InputItem
 from router.responses.response_store import ResponseStore
-from router.responses.responses_body import InputItem
 from router.responses.schemas import ResponseSchema
 
 MODEL = "demo/bytes"
@@ -243,7 +243,7 @@ async def test_response__allowed_tools__model_is_told_of_these_only(talk) -> Non
     ("body", "param", "says"),
     [
         ({"input": []}, "input", "1 to"),
-        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type", "computer_call"),
+        ({"input": [{"type": "compaction", "id": "x"}]}, "input[0].type", "compaction"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0].type",

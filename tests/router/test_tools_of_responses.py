@@ -95,6 +95,115 @@ async def test_response__history_has_calls_of_tools_that_openai_runs__they_are_l
         await sdk.responses.create(model=MODEL, input=[searched])
 
 
+SHELL = {"action": {"commands": ["ls"], "timeout_ms": None}, "status": "completed", "call_id": "c"}
+RAN = [{"stdout": "a.txt\n", "stderr": "no b\n", "outcome": {"type": "exit", "exit_code": 2}}]
+PATCHED = {"type": "update_file", "path": "a", "diff": "+x"}
+CLICK = {"type": "click", "x": 1, "y": 2, "button": "left"}
+SCREENSHOT = {"type": "computer_screenshot", "image_url": "data:image/png;base64,AA=="}
+
+
+@pytest.mark.parametrize(
+    ("items", "call", "output"),
+    [
+        (
+            [{"type": "shell_call", **SHELL}, {"type": "shell_call_output", "call_id": "c", "output": RAN}],
+            'shell:{"commands":["ls"]}',
+            "a.txt\nno b\n[exit code 2]",
+        ),
+        (
+            [
+                {"type": "local_shell_call", "id": "l", **SHELL, "action": {"type": "exec", "command": ["ls"]}},
+                {"type": "local_shell_call_output", "id": "c", "output": "a.txt"},
+            ],
+            'local_shell:{"type":"exec","command":["ls"]}',
+            "a.txt",
+        ),
+        (
+            [
+                {"type": "apply_patch_call", "call_id": "c", "operation": PATCHED, "status": "completed"},
+                {"type": "apply_patch_call_output", "call_id": "c", "status": "failed", "output": None},
+            ],
+            'apply_patch:{"type":"update_file","path":"a","diff":"+x"}',
+            "failed",
+        ),
+        (
+            [
+                {"type": "computer_call", "id": "x", "call_id": "c", "action": CLICK, "pending_safety_checks": []},
+                {"type": "computer_call_output", "call_id": "c", "output": SCREENSHOT},
+            ],
+            'computer:{"type":"click","x":1,"y":2,"button":"left"}',
+            "[an image, left out: this model reads text only]",
+        ),
+        (
+            [
+                {"type": "tool_search_call", "id": "t", "call_id": None, "arguments": {"query": "mail"}},
+                {
+                    "type": "tool_search_output",
+                    "id": "u",
+                    "call_id": None,
+                    "tools": [{"type": "function", "name": "m"}],
+                },
+            ],
+            'tool_search:{"query":"mail"}',
+            '[{"type":"function","name":"m"}]',
+        ),
+        (
+            [{"type": "mcp_call", "id": "m", "server_label": "wiki", "name": "ask", "arguments": "{}", "output": "42"}],
+            "wiki__ask:{}",
+            "42",
+        ),
+        (
+            [
+                {"type": "mcp_approval_request", "id": "r", "server_label": "wiki", "name": "ask", "arguments": "{}"},
+                {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True},
+                {
+                    "type": "mcp_call",
+                    "id": "m",
+                    "server_label": "wiki",
+                    "name": "ask",
+                    "arguments": "{}",
+                    "output": None,
+                    "error": {"type": "http_error", "code": 502, "message": "gone"},
+                },
+            ],
+            "wiki__ask:{}",
+            '{"type":"http_error","code":502,"message":"gone"}',
+        ),
+    ],
+)
+@pytest.mark.parametrize("kept", [False, True])
+async def test_response__history_has_calls_of_openais_own_tools__model_sees_them_and_what_they_said(
+    talk, items, call, output, kept
+) -> None:
+    sdk = await talk("Done.")
+    user = {"role": "user", "content": "Go on."}
+    if kept:
+        conversation = await sdk.conversations.create(items=items)
+        response = await sdk.responses.create(model=MODEL, input=[user], conversation=conversation.id)
+    else:
+        response = await sdk.responses.create(model=MODEL, input=[*items, user])
+
+    listed = (await sdk.responses.input_items.list(response.id)).data
+    assert [f"{item.name}:{item.arguments}" for item in listed if item.type == "function_call"] == [call]
+    assert f"<tool_call>{call.partition(':')[0]}:" in prompt_of(sdk)
+    assert f"<|im_start|>tool\n{output}<|im_end|>" in prompt_of(sdk)
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": "function_call_output", "call_id": "c", "output": [{"text": "x"}]}, "input[0].output[0].type"),
+        ({"type": "compaction", "encrypted_content": "gA"}, "input[0].type"),
+    ],
+)
+async def test_response__item_that_cannot_be_told__is_refused_with_its_place(talk, item, param) -> None:
+    sdk = await talk("never said")
+    with pytest.raises(openai.BadRequestError) as refused:
+        await sdk.responses.create(model=MODEL, input=[item])
+
+    assert refused.value.param == param
+
+
 async def test_response__of_openais_own_services__null_changes_nothing_and_a_value_is_refused(talk) -> None:
     sdk = await talk("Sunny.")
     nothing = dict.fromkeys(("conversation", "moderation", "prompt", "background"))
