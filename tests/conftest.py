@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from long_tests import LEFT_TO_CI, LONG, holds_long, is_all_among, is_left_to_ci, is_long, is_of_part, is_of_turn
-from source_trees import kept_trees
+from source_trees import keep_trees
 
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
@@ -102,11 +102,10 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
-@pytest.fixture(scope="module")
-def syntax_trees() -> Iterator[None]:
-    """Those of source_trees.py are kept for one file of tests."""
-    with kept_trees():
-        yield
+@pytest.fixture(scope="session")
+def syntax_trees() -> None:
+    """Those of source_trees.py are kept for all tests that hold sources to rules, which one process runs."""
+    keep_trees()
 
 
 @pytest.fixture(scope="session")

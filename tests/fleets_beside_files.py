@@ -6,14 +6,20 @@ from xdist.scheduler import LoadFileScheduling
 FLEETS = ("tests/chaos/", "tests/clients/", "tests/e2e/", "tests/pdmux_actor/serving/test_actor.py")
 
 
+# Files that look at the same syntax trees.
+RULES = ("tests/test_log_calls.py", "tests/test_project_rules.py", "tests/test_registers.py", "tests/test_words.py")
+
+
 def starts_fleets(nodeid: str) -> bool:
     return nodeid.startswith(FLEETS)
 
 
 class FleetsBesideFiles(LoadFileScheduling):
-    """A file's tests stay in one process, which shares their fixtures. So do all that start fleets: one mostly waits,
-    while another process computes.
+    """A file's tests stay in one process, which shares their fixtures. So do those of files that share some, and all
+    that start fleets: one mostly waits, while another process computes.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "fleets" if starts_fleets(nodeid) else super()._split_scope(nodeid)
+        if starts_fleets(nodeid):
+            return "fleets"
+        return "rules" if nodeid.startswith(RULES) else super()._split_scope(nodeid)

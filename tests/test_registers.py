@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer.main
-from source_trees import nodes_of, tree_of
+from source_trees import PACKAGES, nodes_of, tree_of
 
 from deploy.cli import build_app
 from deploy.errors import FleetFileError
@@ -27,7 +27,6 @@ from traces.register import Named, Register
 pytestmark = pytest.mark.usefixtures("syntax_trees")
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("traces", "profiler", "placement", "pdmux_actor", "router", "deploy", "muxfleet", "scripts")
 MODEL = "models: [{id: a, source: x}]\n"
 
 
@@ -217,7 +216,7 @@ def lists_by_hand(literals: Sequence[ast.AST], names: Register[Any]) -> Iterator
 @pytest.fixture(scope="module")
 def literals(syntax_trees: None) -> Mapping[Path, Sequence[ast.AST]]:
     """Every product file's, for all registers."""
-    files = [path for package in PRODUCT for path in sorted((ROOT / package).rglob("*.py"))]
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return {path: literals_among(nodes_of(path)) for path in files}
 
 

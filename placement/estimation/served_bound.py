@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_matrix, vstack
 
 from placement.estimation.problem_arrays import Estimator, Instance, make_instance
 from placement.estimation.throughput import Floats, KindCosts
@@ -50,6 +48,9 @@ def most_served(units: Sequence[UnitCapacity], models: Sequence[PlacementModel],
 
 
 def _most_served(instance: Instance, supplies: Sequence[_Supply]) -> float:
+    from scipy.optimize import linprog  # half a second that who plans nothing is spared
+    from scipy.sparse import csr_matrix, vstack
+
     columns: list[Floats] = []  # one row per limit, one column per model
     where: list[tuple[int, int]] = []  # supply and way of each block of columns
     for supply, of in enumerate(supplies):

@@ -30,7 +30,7 @@ def fleet(tmp_path: Path) -> Path:
 def test_sweep__of_demand__every_rate_lasts_as_long(run: Run, fleet: Path, tmp_path: Path) -> None:
     """One GPU bears some 5 of these a second. Those of 1/s for 35 s, all within a second, were borne at 30/s."""
     found = tmp_path / "found.json"
-    _, out, _ = run("simulate", fleet, "--duration", 35, "--sweep", "rate=1,30", "--json", found)
+    _, out, _ = run("simulate", fleet, "--duration", 35, "--sweep", "rate=1,15", "--json", found)
     sweep = json.loads(found.read_text())["deployments"]["mux"]
     requests = {point["rate_per_s"]: point["total"]["requests"] for point in sweep["points"]}
 

@@ -1,5 +1,5 @@
-"""Replies of a random model, from the client to the engine's process: calls of tools follow their schemas, and what
-ended a text is said as vLLM says it, and shown where that is asked for.
+"""Replies of a random model, from the client to the engine's process: calls of tools follow their schemas, what
+ended a text is said as vLLM says it, and shown where that is asked for, and embeddings are transformers'.
 """
 
 import asyncio
@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 
 import httpx
 import jsonschema
+import numpy as np
 import openai
 import pytest
 import pytest_asyncio
+import torch
 from real_unit import MODEL, real_fleet
+from transformers import AutoModel, AutoTokenizer
 
 from pdmux_actor.serving.commands import EngineSettings
 
@@ -139,3 +142,41 @@ async def test_stop_reason__of_each_end__is_what_ended_the_text_and_can_be_part_
 async def detokenized(http: httpx.AsyncClient, token_ids: list[int]) -> str:
     reply = await http.post("/detokenize", json={"model": MODEL, "tokens": token_ids})
     return reply.json()["prompt"]
+
+
+TEXTS = ["The capital of France is Paris.", "b", "long " * 60]
+
+
+async def embedded(url: str, folder) -> list[np.ndarray]:
+    """Unit vectors of TEXTS, which are the same when they are asked for again, and as token ids."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=250) as sdk:
+        replies = [
+            await sdk.embeddings.create(model=MODEL, input=given)
+            for given in (TEXTS, TEXTS, [tokenizer(text).input_ids for text in TEXTS])
+        ]
+    vectors = [[np.array(entry.embedding) for entry in reply.data] for reply in replies]
+    for again in vectors[1:]:
+        assert [float(a @ b) for a, b in zip(vectors[0], again, strict=True)] == pytest.approx([1.0] * 3, abs=1e-5)
+    assert [float(np.linalg.norm(vector)) for vector in vectors[0]] == pytest.approx([1.0] * 3, abs=1e-5)
+    return vectors[0]
+
+
+async def test_embeddings__of_a_real_engine__are_transformers(url: str, demo_checkpoints) -> None:
+    folder = demo_checkpoints["demo-llama"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    network = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    vectors = await embedded(url, folder)
+
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        with torch.inference_mode():
+            state = network(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0, -1].numpy()
+        assert float(vector @ state / np.linalg.norm(state)) > 0.9999
+
+
+async def test_embeddings__of_a_simulated_unit__are_made_up_from_the_prompt(demo_checkpoints) -> None:
+    folder = demo_checkpoints["demo-llama"]
+    async with real_fleet(folder, EngineSettings(kind="simulated", kv_pool_bytes=256 << 20, num_cores=2)) as simulated:
+        first, second, third = await embedded(simulated, folder)
+    assert max(abs(float(first @ second)), abs(float(second @ third)), abs(float(first @ third))) < 0.9
