@@ -16,7 +16,7 @@ podTemplate takes; `labels` of the Ray node count too, for they end up in its st
 {{- include "muxfleet.selectorLabels" .root }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .pool }}
-muxfleet.io/pool: {{ . }}
+muxfleet.io/pool: {{ toYaml . }}
 {{- end }}
 {{- with .template }}
 muxfleet.io/template: {{ . | quote }}
@@ -270,7 +270,7 @@ a limit for the request, too. Takes group, pool.
   (dict "name" "metrics" "containerPort" 8080) -}}
 {{- $derived := include "muxfleet.podDrainSeconds" (dict "root" .root "fleet" .fleet) | int64 -}}
 {{- $grace := default $derived $group.terminationGracePeriodSeconds -}}
-groupName: {{ .pool.name }}
+groupName: {{ toYaml .pool.name }}
 replicas: {{ .pool.nodes.min | int64 }}
 minReplicas: {{ .pool.nodes.min | int64 }}
 maxReplicas: {{ default .pool.nodes.min .pool.nodes.max | int64 }}

@@ -27,7 +27,10 @@ def test_names__of_digits__are_text(helm4: Helm, chart: Path) -> None:
         chart,
         {
             "nameOverride": DIGITS,
-            "fleet": {"gateway": {"api_keys": f"/etc/muxfleet/api-keys/{DIGITS}"}},
+            "fleet": {
+                "gateway": {"api_keys": f"/etc/muxfleet/api-keys/{DIGITS}"},
+                "pools": [{"name": DIGITS, "nodes": {"min": 2}}],
+            },
             "apiKeys": {"existingSecret": DIGITS},
             "huggingFace": secret,
             "upgrade": secret,
@@ -42,7 +45,7 @@ def test_names__of_digits__are_text(helm4: Helm, chart: Path) -> None:
     )
 
     found = [leaf for manifest in manifests for leaf in leaves(manifest) if str(leaf) == DIGITS]
-    assert len(found) > 30
+    assert len(found) > 33
     assert {type(leaf) for leaf in found} == {str}
 
 
