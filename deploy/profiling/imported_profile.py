@@ -53,6 +53,7 @@ def models_on(fleet: FleetFile, pool_name: str | None, device: DeviceSpec) -> tu
     specs = {
         m.id: read_model_spec(m.id, m.source, m.revision, m.dtype or fleet.engine.dtype, m.weights)
         for m in fleet.models
+        if m.base is None
     }
     return specs, chosen[0].mesh_gpus
 

@@ -77,6 +77,16 @@ def test_import__of_a_model_with_weights_of_one_byte__takes_their_products(fleet
     assert all(narrow[launch] < 0.99 * plain[launch] for launch in plain)
 
 
+def test_import__fleet_with_an_adapter__is_of_its_base(fleet: Path, tmp_path: Path) -> None:
+    text = fleet.read_text().replace("models: [", "models: [{id: tuned, base: small, adapter: ./tuned}, ")
+    fleet.write_text(text)
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "adapter_config.json").write_text("{}")
+
+    assert launches_of(fleet, out := tmp_path / "h200.parquet")
+    assert read_profile(out).models.keys() == {"small"}
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
