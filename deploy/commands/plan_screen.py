@@ -180,7 +180,7 @@ def plan_dict(
                 "headroom": figures.headroom,
                 "limit": str(figures.limit),
                 "decode_sms": figures.decode_sms,
-                "tbt_p99_s": figures.tbt_s if figures.tbt_s < float("inf") else None,
+                "tbt_p99_s": figures.tbt_s,
                 "kv_share": figures.kv_share,
                 "weights_share": figures.weights_share,
             }
@@ -230,7 +230,7 @@ def _unit_cells(figures: UnitEstimate) -> tuple[str, ...]:
         headroom(figures.headroom),
         str(figures.limit) if figures.headroom < _UNBOUNDED else "",
         str(figures.decode_sms or "all, in turn"),
-        f"{figures.tbt_s * 1000:.0f} ms" if figures.tbt_s < float("inf") else "overloaded",
+        "overloaded" if figures.tbt_s is None else f"{figures.tbt_s * 1000:.0f} ms",
     )
 
 

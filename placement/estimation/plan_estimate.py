@@ -50,9 +50,9 @@ class PrefillQueue:
 class UnitEstimate:
     """`headroom`: the factor by which the unit's load could grow within SLOs; below 1 so much of it is served. `limit`
     is what binds first. `decode_sms` are those that decode needs beside a prefill (0: they alternate), `tbt_s` is the
-    99th percentile of gaps; shares are of the unit's KV pool, of its memory beside it, and of the prefill lane's time.
-    `lane_headroom` is the headroom that all limits but that of first tokens would leave, `queue` what they wait in;
-    None where nothing tells.
+    99th percentile of gaps, None beyond what the unit can carry; shares are of the unit's KV pool, of its memory beside
+    it, and of the prefill lane's time. `lane_headroom` is the headroom that all limits but that of first tokens would
+    leave, `queue` what they wait in; None where nothing tells.
     """
 
     unit_id: str
@@ -60,7 +60,7 @@ class UnitEstimate:
     headroom: float
     limit: Limit
     decode_sms: int
-    tbt_s: float
+    tbt_s: float | None
     kv_share: float
     weights_share: float
     prefill_share: float
@@ -195,6 +195,7 @@ class _ReplicaTable:
             served = min(1.0, float(factors[number]))
             held = np.flatnonzero(self.unit == number)
             strain = min(1.0, float(factors[number]) / max(1e-9, min(limits.values())))
+            round_s = costs.round_s(sums[number], mine, way)
             yield UnitEstimate(
                 unit_id=unit.unit_id,
                 replicas=tuple(
@@ -208,10 +209,8 @@ class _ReplicaTable:
                 headroom=float(factors[number]),
                 limit=min(limits, key=lambda limit: limits[limit]),
                 decode_sms=int(costs.decode_sms[way]),
-                tbt_s=costs.round_s(sums[number], mine, way),
-                kv_share=_kv_share(
-                    sums[number], costs.round_s(sums[number], mine, way), float(costs.pool_beside(sums[number]))
-                ),
+                tbt_s=round_s if np.isfinite(round_s) else None,  # JSON, which it crosses as, has no infinity
+                kv_share=_kv_share(sums[number], round_s, float(costs.pool_beside(sums[number]))),
                 weights_share=float(sums[number, BYTES] / costs.memory_bytes) if costs.memory_bytes > 0 else 1.0,
                 prefill_share=float(sums[number, PREFILL] * costs.prefill_dilation[way]),
                 lane_headroom=min(f for limit, f in limits.items() if limit is not Limit.TTFT) * strain,

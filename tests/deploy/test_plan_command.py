@@ -226,44 +226,11 @@ def test_plan_file__is_another_file__names_option_and_what_is_wrong(
     assert err == f"muxfleet: {option} {file}: {reason}; give what muxfleet plan --json wrote\n"
 
 
-def test_explain__model_of_the_fleet__tells_homes_and_rejected_units(run, tmp_path: Path) -> None:
-    file = tmp_path / "why.json"
-
-    code, out, _ = run("explain", EXAMPLE, "llama-70b", "--solver", "search", "--json", file)
-
-    told = json.loads(file.read_text())
-    assert code == 0
-    assert "on large/0" in out
-    assert [h["unit"]["unit_id"] for h in told["homes"]] == ["large/0"]
-    rejected = {r["unit_id"]: r for r in told["rejected"]}
-    assert rejected.keys() == {f"small/{i}" for i in range(4)}
-    assert all("GiB" in r["reason"] and r["lost_per_s"] is None for r in rejected.values())
-
-
 def test_explain__plan_of_another_fleet__is_refused(run, planned: Planned) -> None:
     code, _, err = run("explain", EXAMPLE.with_name("simulated-32gpu.yaml"), "qwen-8b-a", "--plan", planned.file)
 
     assert code == 2
     assert f"--plan {planned.file}: the fleet has no 'llama-70b'; give a plan of this fleet" in err
-
-
-def test_explain__units_with_more_room__says_that_home_has_enough(run, tmp_path: Path) -> None:
-    file = tmp_path / "why.json"
-
-    run("explain", EXAMPLE.with_name("simulated-32gpu.yaml"), "llama-70b-b", "--solver", "muxserve", "--json", file)
-
-    told = json.loads(file.read_text())
-    (home,) = told["homes"]
-    roomier = [r for r in told["rejected"] if r["headroom"] and r["headroom"] > home["unit"]["headroom"] + 1e-9]
-    assert roomier
-    assert all(r["reason"].endswith(f"on {home['unit']['unit_id']} is enough") for r in roomier)
-
-
-def test_explain__unknown_model__offers_the_nearest(run) -> None:
-    code, _, err = run("explain", EXAMPLE, "lama-70b")
-
-    assert code == 2
-    assert "did you mean 'llama-70b'?" in err
 
 
 def test_what_if__names_with_dots__are_whole(tmp_path: Path) -> None:
