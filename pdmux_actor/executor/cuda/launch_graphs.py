@@ -107,11 +107,13 @@ class LaunchGraphs:
 
     def next_planned(self) -> PlannedCapture | None:
         """Returns the likeliest one that is not captured yet. Once the budget is spent only those are left that
-        launches have asked for: they alone may take the place of others.
+        launches have asked for: they alone may take the place of others. None where intermediate values alone fill it:
+        no other that goes would make room.
         """
         while self._planned:
             asked_for = self._most_missed()
-            if asked_for is None and self.used_bytes >= self.budget_bytes:
+            spent_bytes = self.used_bytes if asked_for is None else self._shared_bytes
+            if spent_bytes >= self.budget_bytes:
                 self._planned.clear()
                 self._drop_begun()
                 break

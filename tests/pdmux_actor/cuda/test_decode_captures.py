@@ -290,6 +290,24 @@ def test_next_planned__budget_spent__only_what_launches_asked_for_takes_the_plac
     assert graphs.num_planned == 0
 
 
+def test_next_planned__intermediate_values_fill_the_budget__no_graph_goes_for_what_launches_asked_for() -> None:
+    class SharingCapture(RerunCapture):
+        def shared_bytes(self) -> int:
+            return 30 * self.count
+
+    graphs = LaunchGraphs(SharingCapture(graph_bytes=1), budget_bytes=50)
+    stream, captured = NoStream(Lane.DECODE, 16), [graph_key("a", bucket) for bucket in (1, 2)]
+    for key in captured:
+        graphs.capture(key, lambda: [list], stream)
+    graphs.wants(graph_key("a", 4), stream)
+
+    while (planned := graphs.next_planned()) is not None:
+        graphs.capture(planned.key, lambda: [list], planned.stream)
+
+    assert [graphs.find(key) for key in captured] == [[list], [list]]
+    assert (graphs.num_evicted, graphs.num_planned) == (0, 0)
+
+
 def test_forget_model__its_graphs_and_plans_are_gone() -> None:
     graphs = LaunchGraphs(RerunCapture(graph_bytes=60), budget_bytes=1000)
     stream = NoStream(Lane.DECODE, 16)
