@@ -50,14 +50,14 @@ def resolve_checkpoint(model: str, source: str, revision: str | None, on_progres
 
 def files_of(source: str) -> frozenset[tuple[str, int]]:
     """Names and times of a folder's files, or of a GGUF file, to tell whether they have changed; none of a Hugging Face
-    id, whose files never do, and of a folder that is gone.
+    id, whose files never do, and of a folder that is gone or cannot be.
     """
-    path = Path(source).expanduser()
     try:
+        path = Path(source).expanduser()
         if is_gguf(source) and path.is_file():
             return frozenset((part.name, part.stat().st_mtime_ns) for part in parts_of(path))
         return frozenset((f.name, f.stat().st_mtime_ns) for f in path.iterdir())
-    except OSError:
+    except (OSError, RuntimeError, ValueError):  # as in `resolve_checkpoint`, which says what is wrong
         return frozenset()
 
 

@@ -215,6 +215,18 @@ async def test_unit__checkpoint_without_tokenizer__fails_with_reason(
     await until(lambda: phases(unit) == {})
 
 
+@pytest.mark.parametrize("source", ["~nobody-of-this-node/model", "/models/a\0b"])
+async def test_unit__folder_that_cannot_be_on_this_node__fails_that_model_and_no_other(
+    make_unit, fake_engine, make_lease, make_assignment, until, phases, source
+):
+    unit = await make_unit(fake_engine)
+
+    unit.apply_lease(make_lease(1, "tiny", make_assignment("bad", source=source)))
+    await until(lambda: phases(unit) == {"tiny": "ready", "bad": "failed"})
+
+    assert unit.is_healthy()
+
+
 async def test_unit__bug_while_following_the_lease__unit_is_ill(make_unit, fake_engine, make_lease, until):
     def broken(assignment, on_download):
         raise RuntimeError("a bug")
