@@ -43,6 +43,8 @@ _UNSUPPORTED = (
     "arrow_config",
     "kasa_config",
 )
+# Their matrices begin as a part of the base's weights, which PEFT takes out of these whenever it loads such an adapter.
+_INITS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,9 @@ def check_adapter_config(model: str, path: Path, config: Mapping[str, Any]) -> N
     for key in _UNSUPPORTED:
         if config.get(key):
             raise _refused(model, f"{path}: {key} = {json.dumps(config[key])} is not served")
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.lower().startswith(_INITS_THAT_CHANGE_THE_BASE):
+        raise _refused(model, f"{path}: init_lora_weights = {init!r}: it goes with weights of its base that it changed")
     rank = config.get("r")
     ranks = [rank, *_patterns(config, "rank_pattern").values()]
     if not all(isinstance(r, int) and r > 0 for r in ranks):

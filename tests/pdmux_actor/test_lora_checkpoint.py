@@ -59,6 +59,10 @@ FAULTS = {
     "dora": (set_keys(use_dora=True), "use_dora = true is not served; merge it into its base"),
     "modules to save": (set_keys(modules_to_save=["lm_head"]), 'modules_to_save = ["lm_head"]'),
     "biases": (set_keys(bias="all"), "bias = 'all'"),
+    "taken out of its base": (
+        set_keys(init_lora_weights="pissa_niter_4"),
+        "init_lora_weights = 'pissa_niter_4': it goes with weights of its base that it changed; merge it into its base",
+    ),
     "another method": (set_keys(peft_type="IA3"), "peft_type = 'IA3'"),
     "rank too large": (set_keys(r=512), "r = 512 is larger than 256"),
     "no rank": (set_keys(r=None), "r = None is no rank"),
