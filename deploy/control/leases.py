@@ -24,6 +24,13 @@ class LeaseBook:
     def current(self, unit_id: str) -> Lease | None:
         return self._leases.get(unit_id)
 
+    def on_the_way(self, report: UnitReport) -> frozenset[str]:
+        """Models of a lease that the unit had not seen when it reported: by now it may load them."""
+        lease = self._leases.get(report.unit_id)
+        if lease is None or lease.version <= report.lease_version:
+            return frozenset()
+        return frozenset(a.model for a in lease.models if a.base is None)
+
     def has_dropped(self, unit_id: str, told: ModelStatus) -> bool:
         """The unit was told to let it go, or its weights; what it last reported may be older than that."""
         lease = self._leases.get(unit_id)

@@ -215,7 +215,9 @@ class Fleet:
         return 0 if unit is None else unit.capacity.total_blocks
 
     def lingering(self, unit_id: str) -> frozenset[str]:
-        return frozenset(m for m in self._phases(unit_id) if not self.downloads(unit_id, m))
+        told = frozenset(m for m in self._phases(unit_id) if not self.downloads(unit_id, m))
+        unit = self.registry.get(unit_id)
+        return told if unit is None else told | self._leases.on_the_way(unit.report)
 
     def downloads(self, unit_id: str, model: str) -> bool:
         """Says whether a unit has a model's files on their way to its disk, and nothing on its device yet."""

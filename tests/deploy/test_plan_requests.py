@@ -1,7 +1,9 @@
 """A control loop whose planner takes its time: it answers heartbeats, and goes by what it gets in the end."""
 
 from fleet_model import World, catalog, catalog_model
+from test_moves import Told, room_for, world_of
 
+from deploy.control.cordons import Cordons
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
 from placement.estimation.problem_arrays import Estimator
 from placement.problem import Solver
@@ -105,3 +107,18 @@ def test_plan__asked_for_before_a_shape_was_known__takes_the_model_from_no_unit(
     made.beat()
     assert "a" in {p.model for u in made.loop.status(made.now_s).plan.units for p in u.models}
     assert {a.model for a in unit.lease.models} == {"a"}
+
+
+def test_plan__another_follows_before_a_unit_tells_what_it_loads__memory_holds_one_after_the_other() -> None:
+    solver = Told(c="u1 u2")
+    fleet = world_of(solver, "a", "c", units=1, room=1)
+    joined = fleet.start_unit(memory_bytes=room_for(1))
+    fleet.beat()
+    assert joined.lease is not None
+    assert [a.model for a in joined.lease.models] == ["c"]
+
+    solver.homes = {"c": ("u1",), "a": ("u2",)}
+    fleet.loop.set_cordons(Cordons(), "something has changed")
+    fleet.beat(6)  # the fleet's model fails on a lease that names more than fits
+
+    assert (fleet.serving("a"), fleet.serving("c")) == (["u2"], ["u1"])
