@@ -85,7 +85,7 @@ class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Thinking(msgspec.Struct):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class OutputFormat(msgspec.Struct):

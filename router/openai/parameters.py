@@ -51,7 +51,7 @@ UNIMPLEMENTED = frozenset(
 )
 
 
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _TIERS: Mapping[str, Priority] = MappingProxyType(
     {
         "default": Priority.NORMAL,
@@ -59,6 +59,7 @@ _TIERS: Mapping[str, Priority] = MappingProxyType(
         "flex": Priority.LOW,
         "priority": Priority.HIGH,
         "fast": Priority.HIGH,  # OpenAI answers it as "priority", too
+        "ultrafast": Priority.HIGH,
     }
 )
 

@@ -1,6 +1,6 @@
 """/v1/messages as Anthropic's SDK meets it: a unit says what a model would."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import httpx
 import pytest
@@ -185,6 +185,18 @@ async def test_message__thread__is_refused_so_that_the_sdk_goes_on_without(talk)
     error = reply.json()["error"]
     assert (reply.status_code, error["type"], plain.status_code) == (400, "invalid_request_error", 200)
     assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+async def test_message__thinking_of_each_kind_that_the_sdk_has__is_taken(talk) -> None:
+    from anthropic.types import thinking_config_param
+
+    sdk = await talk(THOUGHT)
+    kinds = [get_args(get_type_hints(one)["type"])[0] for one in get_args(thinking_config_param.ThinkingConfigParam)]
+    told = [await ask(sdk, thinking={"type": kind, "budget_tokens": 1024}) for kind in kinds]
+
+    assert {kind: message.content[0].type == "thinking" for kind, message in zip(kinds, told, strict=True)} == {
+        kind: kind != "disabled" for kind in kinds
+    }
 
 
 async def test_message__strict_tool__calls_are_held_to_the_schema(talk) -> None:

@@ -107,6 +107,7 @@ async def test_session__sent_in_the_body__is_the_conversation(talk, monkeypatch)
         ({"service_tier": "flex"}, None, Priority.LOW, "flex"),
         ({"service_tier": "priority"}, None, Priority.HIGH, "priority"),
         ({"service_tier": "fast"}, None, Priority.HIGH, "priority"),
+        ({"service_tier": "ultrafast"}, None, Priority.HIGH, "priority"),
         ({"service_tier": "priority"}, "low", Priority.LOW, "flex"),
         ({"priority": -3}, None, Priority.HIGH, None),
         ({"priority": 7}, None, Priority.LOW, None),
