@@ -104,7 +104,14 @@ class PlanMigration:
             return None
         sized, drained = {m.model for m in needs.models}, self._fleet.drained()
         progress = self.transition.advance(
-            self.plan, self.goal, self._fleet.at(now_s), fits=fits, now_s=now_s, sized=sized, drained=drained
+            self.plan,
+            self.goal,
+            self._fleet.at(now_s),
+            fits=fits,
+            now_s=now_s,
+            sized=sized,
+            drained=drained,
+            unknown=needs.unknown,
         )
         self.plan, self._is_moving = progress.plan, not progress.is_done
         self.is_busy = self._is_moving and not progress.only_stays

@@ -94,9 +94,10 @@ class Transition:
         now_s: float,
         sized: Set[str],
         drained: Set[str] = frozenset(),
+        unknown: Set[str] = frozenset(),
     ) -> TransitionProgress:
-        """`sized` models are those that `fits` knows the memory of."""
-        attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering, sized, drained)
+        """`sized` models are those that `fits` knows the memory of; of `unknown` ones nobody does."""
+        attempt = _Attempt(current, goal, fleet, fits, self._quota_of_lingering, sized, drained, unknown)
         skipped: list[Step] = []
         taken: list[Step] = []
         for step in steps_between(current, goal, fits=fits, asleep=fleet.asleep()):
@@ -176,9 +177,11 @@ class _Attempt:
         lingering: Mapping[tuple[str, str], int],
         sized: Set[str],
         drained: Set[str],
+        unknown: Set[str],
     ) -> None:
         self._fleet = fleet
         self._sized = sized
+        self._unknown = unknown
         self._drained = drained
         self._fits = fits
         self._lingering = lingering
@@ -253,12 +256,15 @@ class _Attempt:
         return self._blocks_with(step.unit_id, step.quota_blocks) <= self._fleet.total_blocks(step.unit_id)
 
     def has_room(self, step: LoadModelStep) -> bool:
-        """Counts what leaves for as long as it is there; of some models nobody knows how much memory that is."""
+        """Counts what leaves for as long as it is there. Who has just fallen asleep is not in the next plan, and has no
+        size until that comes; what nobody knows the memory of stays where it is.
+        """
         blocks = self._blocks_with(step.unit_id, {step.model: step.quota_blocks})
         held = frozenset({*self._held[step.unit_id], step.model})
         leaving = self._fleet.lingering(step.unit_id) - held
-        going = self._held[step.unit_id].keys() - self._comes_to.get(step.unit_id, set())  # asleep ones: size unknown
-        has_memory = leaving | going <= self._sized and self._fits(step.unit_id, held | leaving)
+        going = self._held[step.unit_id].keys() - self._comes_to.get(step.unit_id, set())
+        is_sized = leaving | going | (held - self._unknown) <= self._sized
+        has_memory = is_sized and self._fits(step.unit_id, held | leaving)
         return has_memory and blocks <= self._fleet.total_blocks(step.unit_id)
 
     def _blocks_with(self, unit_id: str, quotas: Mapping[str, int]) -> int:

@@ -1,11 +1,14 @@
 """A control loop whose planner takes its time: it answers heartbeats, and goes by what it gets in the end."""
 
+from dataclasses import replace
+
 from fleet_model import World, catalog, catalog_model
-from test_moves import Told, room_for, world_of
+from test_moves import AT_ONCE, Told, room_for, world_of
 
 from deploy.control.cordons import Cordons
 from deploy.control.planner import PlanAnswer, PlannerInPlace, PlanTask, work_out
 from placement.estimation.problem_arrays import Estimator
+from placement.plan import Plan
 from placement.problem import Solver
 from placement.solvers.memory_greedy import MemoryGreedySolver
 
@@ -122,3 +125,34 @@ def test_plan__another_follows_before_a_unit_tells_what_it_loads__memory_holds_o
     fleet.beat(6)  # the fleet's model fails on a lease that names more than fits
 
     assert (fleet.serving("a"), fleet.serving("c")) == (["u2"], ["u1"])
+
+
+class Modest(Told):
+    """Leaves half of each pool to nobody."""
+
+    def solve(self, units, models, current) -> Plan:
+        return super().solve([replace(u, total_blocks=u.total_blocks // 2) for u in units], models, current)
+
+
+def test_move__a_neighbour_falls_asleep_before_the_plan_knows__its_memory_counts_until_it_leaves() -> None:
+    planner, solver = SlowPlanner(), Modest(a="u1", e="u1", c="u2")
+    wanted = catalog("a", "c", catalog_model("e", sleeps_after_s=6.0))
+    fleet = World(wanted, expected_units=2, planner=planner, rules=AT_ONCE)
+    for _ in range(2):
+        fleet.start_unit(memory_bytes=room_for(2))
+    fleet.beat()
+    fleet.ask("e")
+    fleet.beat()
+    planner.finish(solver)
+    fleet.beat(6)
+    assert (fleet.units["u1"].ready(), fleet.units["u2"].ready()) == ({"a", "e"}, {"c"})
+
+    solver.homes |= {"a": ("u2",), "c": ("u1",)}
+    fleet.units["u1"].running["a"] = 1  # until 30 s after it was told to go
+    fleet.loop.set_cordons(Cordons(), "something has changed")
+    fleet.beat()
+    planner.finish(solver)
+    fleet.beat(30)  # the fleet's model fails on a lease that names more than fits
+
+    assert fleet.loop.status(fleet.now_s).models[2].is_asleep
+    assert fleet.units["u1"].phases.keys() == {"a", "e"}
