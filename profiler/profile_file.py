@@ -1,5 +1,6 @@
 """Profiles as parquet: one row per measured launch, and what they were measured on in the metadata."""
 
+import io
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from profiler.partition_rates import PartitionRate
 from profiler.probe import LaunchShape
 from profiler.profile import ModelProfile, Profile
 from profiler.specs import DeviceSpec, ModelSpec
+from traces.whole_file import write_whole
 
 _KEY = b"muxfleet.profile"
 _VERSION = 1
@@ -51,9 +53,9 @@ def write_profile(profile: Profile, path: Path) -> None:
         "host_s": profile.host_s,
     }
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_KEY: json.dumps(head).encode()}))
-    unfinished = path.with_name(path.name + ".part")
-    pq.write_table(table, unfinished, compression="zstd")
-    os.replace(unfinished, path)
+    written = io.BytesIO()
+    pq.write_table(table, written, compression="zstd")
+    write_whole(path, written.getvalue())
 
 
 def read_profile(path: Path) -> Profile:

@@ -1,5 +1,6 @@
 """Defines what became of a replayed request."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from traces.whole_file import write_whole
 
 SCHEMA_VERSION = "1"
 
@@ -68,4 +71,6 @@ def write_outcomes_parquet(
     )
     columns = {name: [getattr(outcome, name) for outcome in outcomes] for name in types}
     columns["ending"] = [outcome.ending.value for outcome in outcomes]
-    pq.write_table(pa.table(columns, schema=schema), path, compression="zstd")
+    written = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=schema), written, compression="zstd")
+    write_whole(Path(path), written.getvalue())

@@ -1,7 +1,7 @@
 """Reads addresses as people write them on a command line."""
 
+import os
 import re
-from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -19,10 +19,11 @@ def known_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
     """
     if text is None:
         return None
-    address = text if "://" in text else f"http://{text}"
+    address = text.strip() if "://" in text else f"http://{text.strip()}"
     try:
         url = httpx.URL(address)
-    except httpx.InvalidURL:
+        url.host.encode("idna")  # as a look-up of it does
+    except (httpx.InvalidURL, UnicodeError):
         url = httpx.URL()
     if url.scheme not in ("http", "https") or not url.host:
         option = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.metavar or "").strip("[]")
@@ -32,7 +33,7 @@ def known_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
 
 def file_or_url(parameter: typer.CallbackParam, text: str) -> str:
     """A callback as `known_url`, of what may be a file, too: one that is there is meant, whatever its name."""
-    is_url = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not Path(text).exists())
+    is_url = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not os.path.exists(text))
     return known_url(parameter, text) or text if is_url else text
 
 

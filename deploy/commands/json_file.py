@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from deploy.errors import OptionNotUsable, OutputNotWritable
+from traces.whole_file import write_whole
 
 
 def writable(path: Path | None) -> Path | None:
@@ -81,7 +82,7 @@ PlotFolder = Annotated[
 def write_json(path: Path, data: object) -> None:
     """Raises OutputNotWritable."""
     try:
-        path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_whole(path, (json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error
 

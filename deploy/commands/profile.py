@@ -19,9 +19,9 @@ from deploy.errors import OptionNotUsable
 from deploy.fleet_file.model_specs import read_model_spec
 from deploy.fleet_file.settings import check_sources, read_fleet_file
 from deploy.fleet_file.source_paths import resolve_source
+from deploy.profiling.saved_profile import save_profile
 from pdmux_actor.backends.registry import BACKENDS, NAMED
 from profiler.profile import PHASES, HeldOutError, Profile
-from profiler.profile_file import write_profile
 
 if TYPE_CHECKING:
     from deploy.profiling.profiled_engines import EngineToProfile
@@ -105,13 +105,13 @@ def profile(
     if from_run is not None:
         _refuse_beside_run(checkpoint or imported or backend or device or cores or dtype or tables)
         measured = profile_of_run(console, from_run, file, pool=pool, model=model, api_key=api_key, budget_s=budget)
-        write_profile(measured, out)
+        save_profile(measured, out)
     elif (said := model or (api_key and "(not shown)")) is not None:
         raise OptionNotUsable(option="--model, --api-key", value=said, remedy="they go with --from-run")
     elif imported is not None:
         _refuse_beside_import(backend or device or cores)
         measured = _imported(imported, tables, file, checkpoint, pool=pool, dtype=dtype)
-        write_profile(measured, out)
+        save_profile(measured, out)
     elif tables is not None:
         raise OptionNotUsable(option="--tables", value=tables, remedy="it goes with --import")
     else:

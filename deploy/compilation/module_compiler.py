@@ -6,6 +6,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.compilation import mypyc_program
@@ -27,12 +29,29 @@ _LAST_LINES = 20
 def compile_modules() -> Path:
     """Returns the folder of the libraries; what is there already stays. Those of sources that these have replaced go.
 
-    Raises NotCompiled: mypyc or a C compiler is missing, or one of them fails.
+    Raises NotCompiled: mypyc or a C compiler is missing, or one of them fails, or there is no place to write to.
     """
     folder = compiled_folder()
     if folder.is_dir():
         return folder
     _check_compilers()
+    with _writing():
+        _fill(folder)
+    return folder
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotCompiled(
+            reason=f"{error.filename or all_compiled()} cannot be written: {error.strerror or error}",
+            remedy="make room there, or set XDG_CACHE_HOME to a folder of yours",
+        ) from error
+
+
+def _fill(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=all_compiled()) as name:
         work = Path(name)
@@ -45,15 +64,17 @@ def compile_modules() -> Path:
                 raise
     for replaced in set(folder.parent.iterdir()) - {folder}:
         shutil.rmtree(replaced, ignore_errors=True)
-    return folder
 
 
 def remove_compiled() -> int:
-    """Removes what was compiled of any version and installation. Returns its size in bytes."""
+    """Removes what was compiled of any version and installation. Returns its size in bytes. Raises NotCompiled: it
+    cannot be removed.
+    """
     folder = all_compiled()
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if folder.is_dir():
-        shutil.rmtree(folder)
+        with _writing():
+            shutil.rmtree(folder)
     return size_bytes
 
 

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from deploy.errors import OptionNotUsable, OutputNotWritable
+from deploy.errors import OptionNotUsable
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.profiling.profiled_engines import GPU_KV_BYTES, EngineToProfile, ModelToProfile, ProfiledEngine, open_engine
+from deploy.profiling.saved_profile import save_profile
 from profiler.machine import gpu_facts, machine_facts, source_version
 from profiler.measuring import measure
 from profiler.partition_rates import with_rates
 from profiler.probe import Probe
 from profiler.profile import ModelProfile, Profile
-from profiler.profile_file import read_profile, write_profile
+from profiler.profile_file import read_profile
 from profiler.specs import DeviceSpec
 from profiler.sweep import plan_sweep
 
@@ -113,11 +114,11 @@ def _profile_model(
                 rows.append(measurement)
             on_progress(ProfilingProgress(model=name, planned=len(planned), launches=len(rows), too_long=too_long))
             if time.perf_counter() - saved_s > _SAVE_PERIOD_S:
-                _save(current(), out)
+                save_profile(current(), out)
                 saved_s = time.perf_counter()
     finally:  # Ctrl-C too: the next run goes on from here
         if rows:
-            _save(current(), out)
+            save_profile(current(), out)
     return current()
 
 
@@ -147,13 +148,6 @@ def _with_rates(profile: Profile, opened: ProfiledEngine) -> Profile:
 
 def _with_model(profile: Profile, name: str, model: ModelProfile) -> Profile:
     return replace(profile, models={**profile.models, name: model})
-
-
-def _save(profile: Profile, out: Path) -> None:
-    try:
-        write_profile(profile, out)
-    except OSError as error:
-        raise OutputNotWritable(path=str(out), reason=error.strerror or str(error)) from error
 
 
 def _sglang_version() -> str:

@@ -10,6 +10,7 @@ from deploy.reports.figure_texts import as_ms, as_number, as_percent
 from deploy.reports.page import ReportPlot, ReportSection, ReportTable, page_html
 from deploy.reports.plots import attainment, bars, distributions
 from deploy.reports.run_files import NO_RUN
+from traces.whole_file import write_whole
 
 
 def figure_sections(run: Mapping[str, Any]) -> tuple[ReportSection, ...]:
@@ -197,7 +198,7 @@ def write_report(path: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
             raise OptionNotUsable(option="RUN.json", value=name, remedy=NO_RUN) from error
     title = sections[0].title if len(sections) == 1 else f"muxfleet: {len(sections)} runs"
     try:
-        path.write_text(page_html(title, sections), encoding="utf-8")
+        write_whole(path, page_html(title, sections).encode())
     except OSError as error:
         raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error
 

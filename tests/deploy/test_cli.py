@@ -294,7 +294,7 @@ def test_rollout__no_url__is_refused_at_once(run: Run, option: str, value: str) 
 
 
 @pytest.mark.parametrize("verb", ["status", "top", "incident", "trace-decisions", "bench"])
-@pytest.mark.parametrize("value", ["ftp://x", "http://", "http://[::"])
+@pytest.mark.parametrize("value", ["ftp://x", "http://", "http://[::", "./x", f"{'x' * 64}:80"])
 def test_address__of_no_gateway__is_refused_at_once(run: Run, verb: str, value: str) -> None:
     more = ("--trace", "t.parquet") if verb == "bench" else ()
 

@@ -349,3 +349,26 @@ def test_compile__no_compiler__says_what_is_missing(tmp_path, monkeypatch):
     with pytest.raises(NotCompiled, match="no C compiler"):
         module_compiler.compile_modules()
     assert not (tmp_path / "muxfleet").exists()
+
+
+@pytest.mark.parametrize("act", [module_compiler.compile_modules, module_compiler.remove_compiled])
+def test_compile__cache_cannot_be_written__says_so_with_the_place(
+    act: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even root writes nothing below a file, nor where there are no folders by that name."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(module_compiler, "_check_compilers", lambda: None)
+    if act is module_compiler.remove_compiled:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        (tmp_path / "muxfleet" / "compiled" / "x").mkdir(parents=True)
+        monkeypatch.setattr(module_compiler.shutil, "rmtree", _refuse)
+
+    with pytest.raises(
+        NotCompiled, match=rf"{tmp_path}\S* cannot be written: \w.*; make room there, or set XDG_CACHE_HOME"
+    ):
+        act()
+
+
+def _refuse(path: Path) -> None:
+    raise OSError(30, "Read-only file system", str(path))
