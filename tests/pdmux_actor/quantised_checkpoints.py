@@ -35,6 +35,13 @@ def fp8_tensor(weight: Tensor) -> Made:
     return {"weight": levels, "weight_scale_inv": scale, "activation_scale": torch.ones(())}, levels.float() * scale
 
 
+def fp8_scaled(weight: Tensor) -> Made:
+    """As AutoFP8 names it."""
+    made, dense = fp8_tensor(weight)
+    scales = {"weight_scale": made["weight_scale_inv"], "input_scale": made["activation_scale"]}
+    return {"weight": made["weight"], **scales}, dense
+
+
 def compressed(**arguments: Any) -> Callable[[Tensor], Made]:
     """By compressed-tensors itself; the scales are the largest of each group, row, block or tensor."""
 
@@ -160,6 +167,7 @@ _FP8 = {"num_bits": 8, "type": "float"}
 KINDS: Mapping[str, tuple[dict[str, Any], Callable[[Tensor], Made], str]] = {
     "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8_blocks, "int8"),
     "fp8 of a tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor, "int8"),
+    "fp8 of a tensor by AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8_scaled, "int8"),
     "compressed fp8": (
         _of_group("float-quantized", strategy="channel", **_FP8),
         compressed(layout="float", strategy="channel", **_FP8),

@@ -1,7 +1,8 @@
 """Unpacks float8 weights with a scale for each block, as DeepSeek and Qwen publish them, or one for a whole tensor.
 
 `weight` is float8_e4m3fn [out, in]; `weight_scale_inv`, by which it is multiplied in spite of its name, has a number
-for each block of `weight_block_size` (128 x 128), or is one number. Embedding, classifier and norms are plain.
+for each block of `weight_block_size` (128 x 128), or is one number, which AutoFP8 calls `weight_scale`. Embedding,
+classifier and norms are plain.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pdmux_actor.models.stored_levels import StoredLevels
 from profiler.errors import UnsupportedModel
 
 _STANDARD_BLOCK = (128, 128)
+_SCALES = ("weight_scale_inv", "weight_scale")
 
 
 def _check(settings: Mapping[str, Any]) -> None:
@@ -25,7 +27,8 @@ def _check(settings: Mapping[str, Any]) -> None:
 
 def _unpack(tensors: Tensors, settings: Mapping[str, Any]) -> StoredLevels:
     rows, columns = settings.get("weight_block_size") or _STANDARD_BLOCK
-    return scaled_blocks(tensors["weight"], tensors["weight_scale_inv"], rows, columns)
+    scale = next(tensors[name] for name in _SCALES if name in tensors)
+    return scaled_blocks(tensors["weight"], scale, rows, columns)
 
 
 def scaled_blocks(levels: Tensor, scale: Tensor, rows: int, columns: int) -> StoredLevels:
@@ -47,8 +50,8 @@ def scaled_blocks(levels: Tensor, scale: Tensor, rows: int, columns: int) -> Sto
 
 FORMAT = StoredFormat(
     name="fp8",
-    markers=frozenset({"weight_scale_inv"}),
-    tensors=("weight_scale_inv", "weight"),
+    markers=frozenset(_SCALES),
+    tensors=(*_SCALES, "weight"),
     check=_check,
     unpack=_unpack,
 )
