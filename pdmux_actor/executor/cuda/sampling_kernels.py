@@ -18,7 +18,7 @@ _NUM_WARPS = 8
 
 @triton.jit
 def _keys_and_weights(row_ptr, places, count, highest, temperature):
-    """2^44 is the weight of the highest: 2^18 of them can be added."""
+    """2^44 is the weight of the highest: nearly 2^19 of them can be added."""
     is_token = places < count
     logits = tl.load(row_ptr + places, mask=is_token, other=float("-inf"))
     below = highest - logits
@@ -213,7 +213,7 @@ def draw_rows(
     log_min_ps (float64), top_ks (int32, 0: no limit).
     """
     num_rows, vocab_size = logits.shape
-    assert vocab_size <= 1 << 18, "weights of more tokens do not add up in 63 bits"
+    assert vocab_size < (1 << 19) - 1, "weights of more tokens do not add up in 63 bits"
     assert logits.is_contiguous(), "a row's logits follow the last row's"
     token_ids = likeliest.clone()
     if num_rows:

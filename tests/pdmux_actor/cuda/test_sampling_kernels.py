@@ -121,6 +121,16 @@ def test_draw_rows__no_filter__draws_by_id_as_the_cpu_with_min_p_and_without() -
         assert found.tolist() == expected.tolist()
 
 
+def test_draw_rows__as_many_tokens_as_the_largest_vocabulary_has__are_drawn_from() -> None:
+    logits, per_row = torch.zeros(1, 262_208), torch.ones(1, dtype=torch.float64)  # Gemma 3's, all as likely
+
+    found = draw_rows(
+        logits, logits.amax(dim=1), per_row.long(), per_row, per_row.int() * 0, per_row, per_row * 0.999999
+    )
+
+    assert found.tolist() == [int(262_208 * 0.999999)]
+
+
 def test_draw_rows__min_p_at_a_token_s_own_probability__keeps_it_and_nothing_below() -> None:
     logits = torch.tensor([0.0, -1.0, -1.0000001, -3.0])
     rows, per_row = logits.repeat(2, 1), torch.ones(2, dtype=torch.float64)
