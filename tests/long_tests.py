@@ -204,6 +204,21 @@ LEFT_TO_CI: Sequence[str] = (
         f"tests/pdmux_actor/test_prefix_cache.py::test_prefix_cache__mooncake_conversation__hits_equal_an_exact_lru[{n}"
         for n in ("3000]", "30000]")
     ),
+    # The same turns with fewer or more models, and with loads that take as long, less or far longer, stay.
+    *(
+        f"tests/deploy/test_model_turns.py::test_turns__{turns}]"
+        for turns in (
+            "all_models_are_asked_for_all_the_time__nobody_is_refused[abcdefg-1-search",
+            "loads_take_long__places_serve_and_do_not_only_load[1.0-0.9",
+            "loads_take_long__places_serve_and_do_not_only_load[5.0-0.4",
+            "loads_take_long__places_serve_and_do_not_only_load[15.0-0.15",
+            "all_is_many_times_slower_than_units_tell__answers_come_to_their_ends[abc-10.0-0.75",
+            "one_model_does_not_load__the_others_are_served_and_it_is_not_tried_all_the_time[1-greedy",
+            "one_model_does_not_load__the_others_are_served_and_it_is_not_tried_all_the_time[2-search",
+        )
+    ),
+    # Twice the capacity stays.
+    "tests/pdmux_actor/test_decode_room.py::test_decode_bound__past_capacity__as_many_are_in_time_as_at_capacity[3.0]",
 )
 
 
