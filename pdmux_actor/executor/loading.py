@@ -90,7 +90,8 @@ def load_decoder(
         model=model,
         spec=spec,
         geometry=geometry,
-        eos_token_ids=eos_token_ids(model, folder, raw_config),
+        # A tokenizer may have tokens for which there are no logits: a mask for those would fail all of a launch.
+        eos_token_ids=frozenset(i for i in eos_token_ids(model, folder, raw_config) if 0 <= i < spec.vocab_size),
         max_model_len=max_model_len,
         own_kv_beyond_tokens=config.rope.own_kv_beyond_tokens if isinstance(config, DecoderConfig) else None,
         whole=None if share.num_ranks == 1 else config.spec,

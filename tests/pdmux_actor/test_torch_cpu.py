@@ -1,5 +1,6 @@
 """The executor's lanes, failures and isolation of models, with hand-made launches."""
 
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -46,6 +47,22 @@ def generate(rig: CpuRig, model: str, lengths: tuple[int, ...]) -> list[list[int
     rig.prefill(sequences)
     rig.decode(sequences, NEW_TOKENS - 1)
     return outputs(sequences, NEW_TOKENS)
+
+
+def test_load__end_beyond_the_vocabulary__fails_nobody_who_may_not_end_yet(rig: CpuRig, tmp_path: Path) -> None:
+    shape = CheckpointShape(
+        model_type="llama", num_layers=1, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, head_dim=16
+    )
+    write_random_checkpoint(tmp_path / "m", shape, seed=1)
+    ends = [shape.vocab_size - 1, shape.vocab_size, -1]
+    (tmp_path / "m" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    info = rig.load("m", tmp_path / "m")
+    sequences = [rig.sequence("m", make_prompt(5), NEW_TOKENS, min_tokens=least) for least in (0, 3)]
+
+    rig.prefill(sequences)
+
+    assert shape.vocab_size - 1 in info.eos_token_ids
+    assert [len(s.token_ids) for s in sequences] == [6, 6]
 
 
 def run_side_by_side(rig: CpuRig, slices: list[PrefillSlice], decoding: list[TokenSequence], num_tokens: int) -> None:
