@@ -18,8 +18,8 @@ HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
 }
 # Qwen3-Coder often leaves out <tool_call>, above all after a text. Then what follows tells a call from talk of one.
 QWEN_XML: Mapping[str, Any] = {
-    "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>"
-    r"|\s*<function=(?P<name>[^>\n]+)>(?=\s*(?:<parameter=|</function>))",
+    "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>"
+    r"|<function=(?P<name>[^>\n]+)>(?=\s*(?:<parameter=|</function>))",
     "close_pattern": r"</function>\s*(?:</tool_call>|(?=<function=[^>\n]+>\s*(?:<parameter=|</function>)))",
     "repeats": True,
     "content": "xml-inline",
@@ -31,7 +31,7 @@ QWEN_XML: Mapping[str, Any] = {
 # An object with a name and without parameters after it is somebody's data, unless it has the mark.
 LLAMA_3: Mapping[str, Any] = {
     "open_pattern": r"<\|python_tag\|>\s*(?=\{\s*\"name\"\s*:)"
-    r"|\s*(?=\{\s*\"name\"\s*:\s*\"(?:[^\"\\]|\\.)*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
+    r"|(?=\{\s*\"name\"\s*:\s*\"(?:[^\"\\]|\\.)*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
     "close_pattern": r"(?<=\})(?:\s*;\s*|\s+)(?=\{\s*\"name\"\s*:)|<\|(?:eot|eom)_id\|>",
     "repeats": True,
     "content": "json",
@@ -39,13 +39,13 @@ LLAMA_3: Mapping[str, Any] = {
 }
 _MISTRAL: Mapping[str, Any] = {
     "open": "[TOOL_CALLS]",
-    "close_pattern": r"\s*</s>\s*\Z",
+    "close_pattern": r"</s>\s*\Z",
     "content": "json",
     "transform": _CALL,
 }
 _MISTRAL_ARGS: Mapping[str, Any] = {
     "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[^\[\{]+)(?:\[CALL_ID\][^\[\{]*)?\[ARGS\]",
-    "close_pattern": r"(?=\[TOOL_CALLS\])|\s*</s>\s*\Z",
+    "close_pattern": r"(?=\[TOOL_CALLS\])|</s>\s*\Z",
     "repeats": True,
     "content": "json",
     "transform": _NAMED_CALL,
@@ -87,14 +87,14 @@ _GLM: Mapping[str, Any] = {
     "transform": _NAMED_CALL,
 }
 DEEPSEEK: Mapping[str, Any] = {  # since V3.1
-    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*(?P<name>[^\s<]+)\s*{DEEPSEEK_SEP}",
+    "open_pattern": rf"(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*(?P<name>[^\s<]+)\s*{DEEPSEEK_SEP}",
     "close": DEEPSEEK_ONE_END,
     "repeats": True,
     "content": "json",
     "transform": _NAMED_CALL,
 }
 DEEPSEEK_FENCED: Mapping[str, Any] = {
-    "open_pattern": rf"\s*(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*function{DEEPSEEK_SEP}"
+    "open_pattern": rf"(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*function{DEEPSEEK_SEP}"
     r"(?P<name>[^\s<]+)\s*```json\s",
     "close_pattern": rf"\s*```\s*{DEEPSEEK_ONE_END}",
     "repeats": True,
@@ -102,7 +102,7 @@ DEEPSEEK_FENCED: Mapping[str, Any] = {
     "transform": _NAMED_CALL,
 }
 KIMI: Mapping[str, Any] = {
-    "open_pattern": r"\s*(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
+    "open_pattern": r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
     r"(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
     "close": "<|tool_call_end|>",
     "repeats": True,
@@ -110,7 +110,7 @@ KIMI: Mapping[str, Any] = {
     "transform": _NAMED_CALL,
 }
 _MINIMAX: Mapping[str, Any] = {
-    "open_pattern": r"\s*(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\"\n]+)\">",
+    "open_pattern": r"(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\"\n]+)\">",
     "close": "</invoke>",
     "repeats": True,
     "content": "xml-inline",
@@ -156,11 +156,11 @@ _TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
 )
 # Of forms with a pair of outer marks around all calls the second one. The first belongs to the first call.
 _ENDS: Sequence[tuple[Mapping[str, Any], str]] = (
-    (DEEPSEEK, rf"\s*{_CALLS_END}"),
-    (DEEPSEEK_FENCED, rf"\s*{_CALLS_END}"),
-    (KIMI, r"\s*<\|tool_calls_section_end\|>"),
-    (_MINIMAX, r"\s*</minimax:tool_call>"),
-    (_FUNCTION_GEMMA, r"\s*<start_function_response>"),
+    (DEEPSEEK, _CALLS_END),
+    (DEEPSEEK_FENCED, _CALLS_END),
+    (KIMI, r"<\|tool_calls_section_end\|>"),
+    (_MINIMAX, "</minimax:tool_call>"),
+    (_FUNCTION_GEMMA, "<start_function_response>"),
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 HARMONY_MARK = "<|channel|>"
-_START = r"(?:<\|start\|>assistant)?\s*"  # the first message of a reply is begun by the prompt
+_START = r"(?:<\|start\|>assistant\s*)?"  # the first message of a reply is begun by the prompt
 _RECIPIENT = r"to=(?:functions\.)?(?P<name>[^\s<]+)"
 _KIND = r"\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"
 _CHANNEL = r"<\|channel\|>(?:commentary|analysis)"
@@ -34,7 +34,7 @@ HARMONY: Mapping[str, Any] = {
         },
         # Before an answer, and no part of it.
         "header": {
-            "open_pattern": r"(?:<\|start\|>assistant[^<]*|\s*to=[^\s<]+\s*)?<\|channel\|>(?:final|commentary)",
+            "open_pattern": r"(?:<\|start\|>assistant[^<]*|to=[^\s<]+\s*)?<\|channel\|>(?:final|commentary)",
             "close": "<|message|>",
             "repeats": True,
             "content": "text",

@@ -27,7 +27,8 @@ _ANCHORS: Sequence[str] = (
     "<start_of_turn>model\n",
 )
 # Behind all else: elsewhere an answer speaks of them, or has HTML in it.
-_END = r"(?:\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<\uff5cend▁of▁sentence\uff5c>))+\s*\Z"
+_MARK = r"(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<\uff5cend▁of▁sentence\uff5c>)"
+_END = rf"{_MARK}(?:\s*{_MARK}){{0,2}}\s*\Z"  # not of any number: the time to look for that grows with its square
 _THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
@@ -44,7 +45,7 @@ def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, A
         return dict(HARMONY)
     if COHERE_MARK in chat_template and knows_tools:
         return dict(COHERE)
-    fields: dict[str, Any] = {"content": {"close_pattern": _END, "content": "text"}}
+    fields: dict[str, Any] = {"content": {"close_pattern": rf"\s*(?:{_END})", "content": "text"}}
     thoughts = next((marks for marks in _THOUGHTS if any(mark in chat_template for mark in marks)), None)
     if thoughts is not None:
         fields["reasoning_content"] = {"open": thoughts[0], "close": thoughts[1], "content": "text"}
@@ -52,7 +53,7 @@ def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, A
     fields[TOOL_FIELD] = dict(calls)
     end = end_of_all(calls)
     if end is not None:
-        fields["content"]["close_pattern"] = f"{_END}|{end}"
+        fields["content"]["close_pattern"] = rf"\s*(?:{end}|{_END})"
     return {"defaults": {"role": "assistant"}, "start_anchor": list(_ANCHORS), "fields": fields}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -283,3 +284,17 @@ def test_chat__tokens_in_any_steps__deltas_say_what_the_document_does(said, odd,
 
     assert streamed(asyncio.run(outputs_of(one_by_one, streams=True))) == document
     assert streamed(asyncio.run(outputs_of(deltas_of(token_ids, sizes, **how), streams=True))) == document
+
+
+@pytest.mark.parametrize("flood", [" ", "\n", "</s>", "{ ", "<"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reply__repeats_itself_without_end__is_read_in_a_time_that_grows_with_it(family: str, flood: str) -> None:
+    """Models that go astray do: one such reply must not hold up the others, which one process reads."""
+    said = "a" + flood * (1200 // len(flood))
+    read(template_for(f"{family} <think>"), "", ["warm"])
+    began_s = time.process_time()
+
+    answer, _, calls = read(template_for(f"{family} <think>"), "", [said[i : i + 7] for i in range(0, len(said), 7)])
+
+    assert time.process_time() - began_s < 0.4
+    assert (answer.strip()[:1], calls) == ("a", [])
