@@ -160,8 +160,11 @@ def _event(index, kind):
 def test_adapters__any_events__every_request_ends_once_and_blocks_balance(kinds, policy):
     events = [_event(index, kind) for index, kind in enumerate(kinds)]
     engine = VirtualEngine([(0.0, X), (0.0, Y), *events], policy=policy, settings=CACHING, quota_blocks=100)
+    gone: list[str] = []
+    engine.loop._on_detached = gone.append
     engine.run()
 
+    assert gone == (["x"] if "leave" in kinds else [])
     asked = {event.request.request_id for _, event in events if isinstance(event, Arrival)}
     ends = [e.request_id for e in engine.token_events if e.finish]
     assert sorted(ends) == sorted(asked)
