@@ -1,6 +1,7 @@
 """Past capacity, prompts that were begun and are late have a share of the time, as those that wait have."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from engine_rig import PLAIN, VirtualEngine, make_request
 
@@ -57,3 +58,14 @@ def test_late_prompt__between_two_chunks_beside_a_busy_model__goes_on_and_so_do_
 
     assert told_s["long"] < 5.0
     assert told_s["later"] < 5.5
+
+
+def test_running_sequence__prompts_of_another_model_come_all_the_time_on_one_core__has_its_turns():
+    """They are fused into decode steps of their own model there, one after the other."""
+    answer = make_request("b", "b", 20, 330, first=500, tbt_s=0.5)
+    others = [(0.1 + 0.009 * i, make_request(f"a{i}", "a", 10, 3, first=1 + i, tbt_s=0.5)) for i in range(200)]
+    events = [(0.0, Arrival(answer)), *((at_s, Arrival(request)) for at_s, request in others)]
+    engine = VirtualEngine(events, models="ab", quota_blocks=300, num_sms=1).run()
+
+    told_s = [t for e, t in zip(engine.token_events, engine.event_times_s, strict=True) if e.request_id == "b"]
+    assert max(later - earlier for earlier, later in pairwise(told_s)) < 0.1

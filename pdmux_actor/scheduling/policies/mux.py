@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
-from pdmux_actor.scheduling.launch import ample_decode_share
+from pdmux_actor.scheduling.launch import ample_decode_share, decode_shares
 from pdmux_actor.scheduling.policies.base import Action, Decode, Mixed, StretchView, UnitState
 from pdmux_actor.scheduling.policies.decode_lanes import DecodeBatches, is_near, may_add_decode
 from pdmux_actor.scheduling.policies.decode_room import DecodeRoom
@@ -95,6 +95,8 @@ class Mux:
         self._decode_load.note_step(way.gap_s)
         self._room.note_gap(way.least_gap_s, decode_cycle_s(state, decoding, state.total_sms))
         if way.fused_tokens is not None:
+            if not decode_shares(state.device) and not self._lanes.has_decode_turn(prefilling, decoding):
+                return self._lanes.decode(state, decoding, state.total_sms, now_s)  # no other way leaves them a step
             return self._fuse(state, prefilling, way.fused_tokens, now_s)
         return self._lanes.both(state, prefilling, decoding, way.decode_sms, now_s)
 

@@ -76,6 +76,10 @@ class SideBySide:
             whole_device_s = whole_prefill_s(state, model, shapes, state.total_sms, learned_on=sms)
             self._load.note_start(whole_device_s=whole_device_s, taken_s=taken_s, now_s=now_s)
 
+    def has_decode_turn(self, model: str, decoding: Sequence[ModelQueue]) -> bool:
+        """Returns whether the next decode step in turn is the model's."""
+        return self._decode_turn.peek(q.model for q in decoding) == model
+
     def pass_decode_turn(self, model: str) -> None:
         self._decode_turn.take((model,))
 
