@@ -17,6 +17,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # it has no types
 from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.load_progress import OnProgress
 
+# The weights once more, as their makers' own code reads them: Mistral's beside those of this layout, OpenAI's below.
+_TWICE = ("consolidated*.safetensors", "*/*.safetensors")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
@@ -37,6 +39,7 @@ def downloaded(
             repository,
             revision=revision,
             allow_patterns=list(patterns),
+            ignore_patterns=list(_TWICE),
             tqdm_class=bars,  # type: ignore[arg-type]  # it calls it, no more
         )
     return Path(folder)

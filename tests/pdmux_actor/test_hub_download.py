@@ -22,6 +22,8 @@ FILES = {
     "model-1.safetensors": WEIGHTS,
     "model-2.safetensors": WEIGHTS[::-1],
     "pytorch_model.bin": b"not wanted",
+    "consolidated.safetensors": b"the same once more",
+    "original/model.safetensors": b"and once more",
 }
 
 IMPORTS = "import sys, httpx, tqdm.auto, deploy.fleet_file.model_section\nassert 'huggingface_hub' not in sys.modules"
@@ -84,7 +86,7 @@ def test_resolve_checkpoint__hub_id__is_downloaded_under_hf_home_and_tells_how_f
     folder = Path(found["folder"])
     assert folder.is_relative_to(tmp_path)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
-        name: content for name, content in FILES.items() if name != "pytorch_model.bin"
+        name: FILES[name] for name in ("config.json", "model-1.safetensors", "model-2.safetensors")
     }
     done = [done for done, _ in found["told"]]
     assert done == sorted(done)
