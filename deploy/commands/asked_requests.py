@@ -1,12 +1,13 @@
 """Makes the requests that a simulation is asked for: those of a trace, or of the fleet file's demand."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.commands.simulation_screen import stream_lines
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.model_catalog import expected_demand
+from deploy.fleet_file.model_specs import with_adapters_folded
 from deploy.fleet_file.settings import FleetFile
 from deploy.simulation.streams import RequestStream, demand_stream, trace_stream
 from placement.demand import ModelDemand
@@ -27,18 +28,20 @@ class AskedRequests:
     spread_ticks: bool
     seed: int
 
-    def stream(self, fleet: FleetFile, bases: Mapping[str, str]) -> RequestStream:
-        """Raises OptionNotUsable: the demand is none, or more than can be generated at one of the rates."""
+    def stream(self, fleet: FleetFile) -> RequestStream:
+        """Returns them, those for an adapter as its base's. Raises OptionNotUsable: the demand is none, or more than
+        can be generated at one of the rates.
+        """
         if self.trace is None:
             return self._of_demand(_demands(fleet), max(self.swept_per_s, default=None))
-        weights = {m.id: m.demand.rate_per_s for m in fleet.models}
+        weights = {m.id: m.demand.rate_per_s for m in with_adapters_folded(fleet.models)}
         whole = trace_stream(
             self.trace,
             weights,
             seed=self.seed,
             spread_ticks=self.spread_ticks,
             rate_per_s=self.rate_per_s,
-            bases=bases,
+            bases={m.id: m.base for m in fleet.models if m.base is not None},
         )
         return whole.first(self.requests, self.duration_s)
 
@@ -72,7 +75,7 @@ class AskedRequests:
 
 def _demands(fleet: FleetFile) -> list[ModelDemand]:
     """Raises OptionNotUsable: nobody is expected."""
-    demands = [expected_demand(m) for m in fleet.models]
+    demands = [expected_demand(m) for m in with_adapters_folded(fleet.models)]
     if not any(d.rate_per_s for d in demands):
         remedy = "no model of the fleet file has demand.rate_per_s above 0; raise one, or give a trace"
         raise OptionNotUsable(option="--trace", value="(none)", remedy=remedy)

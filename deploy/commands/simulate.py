@@ -27,7 +27,6 @@ from deploy.commands.table_cells import few_requests_line
 from deploy.commands.terminal import terminal
 from deploy.compilation.compiled_modules import runs_compiled
 from deploy.errors import OptionNotUsable
-from deploy.fleet_file.model_specs import with_adapters_folded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file, read_text
 from deploy.reports.figure_texts import PERCENTS
 from deploy.simulation.control import LoadTimes
@@ -95,10 +94,8 @@ def simulate(
     _refuse_contradictions(context)
     console, fleet = terminal(), _with_nodes(read_fleet_file(file), nodes)
     check_sources(fleet)
-    bases = {m.id: m.base for m in fleet.models if m.base is not None}
-    fleet = fleet.model_copy(update={"models": with_adapters_folded(fleet.models)})
     asked = _asked(context)
-    stream = asked.stream(fleet, bases)
+    stream = asked.stream(fleet)
     console.print("\n".join(asked.told(stream)), soft_wrap=True)
     deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
     loads = _loads(load_speed, deployments) if control_loop else None

@@ -10,6 +10,7 @@ from deploy.control.decision_history import PlacementDecision
 from deploy.control.planner import Planner, PlannerInPlace
 from deploy.control.scaled_pools import scaled_pools, seasons_of
 from deploy.fleet_file.model_catalog import Catalog, CatalogModel
+from deploy.fleet_file.model_specs import with_adapters_folded
 from deploy.fleet_file.scaling_section import scaling_rules
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.fleet_planning import PlannedFleet
@@ -148,5 +149,5 @@ def _catalog_models(fleet: FleetFile, planned: PlannedFleet) -> tuple[CatalogMod
             spec=by_name[m.id].spec,
             adapters_bytes=by_name[m.id].adapters_bytes,
         )
-        for m in fleet.models
+        for m in with_adapters_folded(fleet.models)
     )

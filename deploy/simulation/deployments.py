@@ -7,6 +7,7 @@ from typing import Any
 
 from deploy.control.planner import PlannerInPlace
 from deploy.errors import FleetFileError, OptionNotUsable
+from deploy.fleet_file.model_specs import with_adapters_folded
 from deploy.fleet_file.settings import FleetFile, PoolSection
 from deploy.planning.fleet_planning import PlannedFleet, lay_out_fleet, plan_fleet, units_of_fleet
 from deploy.planning.pool_hardware import UnitHardware, gpu_hardware, hardware_of, host_memory_of
@@ -124,7 +125,7 @@ def deploy_fleet(
     make_planner: MakePlanner = PlannerInPlace,
 ) -> DeployedFleet:
     """Builds a simulated fleet. With `loads` the control loop moves models, as the file's `placement` section says, and
-    asks what `make_planner` makes; else the plan stays.
+    asks what `make_planner` makes; else the plan stays. Adapters are their base: its memory, demand and targets.
 
     Raises SourceNotFound and UnsupportedModel, as `plan_fleet`.
     """
@@ -141,7 +142,7 @@ def deploy_fleet(
         pools = tuple(divided(p, planned, deployment.split) for p in fleet.pools)
         fleet = fleet.model_copy(update={"pools": pools})
         planned = plan_fleet(fleet)
-    slos = {m.id: Slo(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in fleet.models}
+    slos = {m.id: Slo(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s) for m in with_adapters_folded(fleet.models)}
     models = tuple(FleetModel(model=m.model, slo=slos[m.model], vocab_size=m.spec.vocab_size) for m in planned.models)
     may_grow = loads is not None and not deployment.lays_out
     capacities = (*planned.units, *_units_to_come(fleet, planned)) if may_grow else planned.units
@@ -223,7 +224,7 @@ def _unit_design(
         hardware.latency,
         [m.info.spec for m in placed],
         hardware.device,
-        min((m.slo.tbt_s for m in fleet.models if m.id in held), default=float("inf")),
+        min((m.slo.tbt_s for m in fleet.models if held.intersection((m.id, m.base))), default=float("inf")),
         host_s=host_s,
         prompt_tokens=deployment.longest_prompt_tokens,
     )

@@ -148,3 +148,24 @@ def test_simulate__more_models_that_may_sleep_than_fit__says_who_is_not_there(ru
     assert out.count("not placed: m") == 8
     assert f"not placed: {len(found['unplaced']) - 8} more models (--json names all)" in out
     assert "only with --control-loop is it loaded when asked for" in out
+
+
+def test_simulate__adapters_that_do_not_fit_beside_their_base__is_told_as_plan_tells_it(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "tuned").mkdir()
+    config = {"peft_type": "LORA", "r": 256, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"]}
+    (tmp_path / "tuned" / "adapter_config.json").write_text(json.dumps(config))
+    base = {"id": "base", "source": str(EXAMPLE.parent / "models" / "llama-3.1-8b")}
+    adapters = [{"id": f"tuned{n}", "base": "base", "adapter": "./tuned"} for n in range(32)]
+    pool = {"device": "simulated", "gpu_type": "H100", "device_memory": "24GiB"}
+    file = tmp_path / "fleet.yaml"
+
+    file.write_text(json.dumps({"models": [base], "pools": [pool]}))
+    assert run("plan", file)[0] == 0
+    file.write_text(json.dumps({"models": [base, *adapters], "pools": [pool]}))
+    told = [run(*command)[1] for command in (("plan", file), ("simulate", file, "--duration", 5))]
+
+    why = "not placed: base: "
+    (planned,), (simulated,) = ([line for line in out.splitlines() if line.startswith(why)] for out in told)
+    assert planned == simulated
