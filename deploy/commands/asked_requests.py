@@ -41,6 +41,7 @@ class AskedRequests:
             seed=self.seed,
             spread_ticks=self.spread_ticks,
             rate_per_s=self.rate_per_s,
+            untimed_per_s=next(iter(self.swept_per_s), None),
             bases={m.id: m.base for m in fleet.models if m.base is not None},
         )
         return whole.first(self.requests, self.duration_s)

@@ -76,12 +76,14 @@ def trace_stream(
     seed: int,
     spread_ticks: bool,
     rate_per_s: float | None = None,
+    untimed_per_s: float | None = None,
     bases: Mapping[str, str] | None = None,
 ) -> RequestStream:
     """A trace file. Requests for a model of `bases` (an adapter) are its base's; those of other models that are not in
     `weights` get one of them, drawn by weight, per session.
 
-    A trace without times gets Poisson arrivals at `rate_per_s`; of one that has times the mean rate becomes that.
+    A trace without times gets Poisson arrivals at `rate_per_s`, or else `untimed_per_s`; of one that has times the mean
+    rate becomes `rate_per_s`.
 
     Raises:
         TraceUnreadable, BadTraceFile: the file is not usable.
@@ -89,9 +91,8 @@ def trace_stream(
     """
     reader = recognise(path)
     facts = reader.read_facts(path)
-    has_arrivals = facts.has_arrivals
-    name = facts.metadata.get("name", path.stem)
-    if not has_arrivals and rate_per_s is None:
+    has_arrivals, name = facts.has_arrivals, facts.metadata.get("name", path.stem)
+    if not has_arrivals and (rate_per_s := rate_per_s or untimed_per_s) is None:
         raise BadParameter(name="rate", value=None, remedy="the trace has no arrival times; give --rate")
     bases_of = bases or {}
     unknown: set[str] = set()

@@ -84,3 +84,15 @@ def test_sweep__interrupted__rates_that_have_ended_are_kept(
     assert (code, err) == (130, "")
     assert "mux, interrupted: goodput 4 requests/s" in out
     assert ([point["rate_per_s"] for point in sweep["points"]], sweep["interrupted"]) == ([2.0, 4.0], True)
+
+
+def test_sweep__of_a_trace_without_times__they_come_at_each_rate(run: Run, fleet: Path, tmp_path: Path) -> None:
+    lengths, found = tmp_path / "lengths.parquet", tmp_path / "found.json"
+    columns = {"arrival_s": pa.nulls(40, pa.float64()), "input_tokens": [7000] * 40, "output_tokens": [10] * 40}
+    pq.write_table(pa.table(columns), lengths)
+
+    code, out, err = run("simulate", fleet, "--trace", lengths, "--sweep", "rate=1,30", "--json", found)
+
+    assert (code, err) == (0, "")
+    assert out.startswith("40 requests of lengths, ")
+    assert 1 <= json.loads(found.read_text())["deployments"]["mux"]["goodput_requests_per_s"] < 30
