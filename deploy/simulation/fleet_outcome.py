@@ -21,9 +21,9 @@ class PartitionSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutcome:
-    """`duration_s` is virtual, from the start to the last end; the simulation itself ended at `ended_s`. `gave_up`: it
-    was stopped before all had ended. `views`: how many of the `events` told gateways of the fleet. `decisions` are the
-    control loop's, the newest first, as of its end. `node_use`: where nodes come and go.
+    """`duration_s` is virtual, from the start to the last end or refusal; the simulation itself ended at `ended_s`.
+    `gave_up`: it was stopped before all had ended. `views`: how many of the `events` told gateways of the fleet.
+    `decisions` are the control loop's, the newest first, as of its end. `node_use`: where nodes come and go.
     """
 
     models: Mapping[str, ModelStatistics]

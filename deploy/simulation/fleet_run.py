@@ -194,8 +194,9 @@ class FleetRun:
         assert record.model is not None
         del self._waiting_since_s[str(index)]
         self.statistics[record.model].rejected += 1
+        self._last_end_s = now_s = self.agenda.clock.now_s
         if self._on_outcome is not None:
-            self._on_outcome(rejected(index, record, self.agenda.clock.now_s))
+            self._on_outcome(rejected(index, record, now_s))
 
     def _enter(self, request: GenerateRequest, arrival_s: float, choice: UnitChoice, stay: Stay) -> None:
         del self._waiting_since_s[request.request_id]

@@ -114,6 +114,23 @@ def test_fleet_run__model_without_a_unit__is_turned_away_not_waited_for() -> Non
     assert outcome.models["small"].finished == outcome.models["small"].requests > 0
 
 
+def test_fleet_run__last_requests_are_refused__rates_are_over_their_time_too() -> None:
+    records = tuple(
+        TraceRecord(arrival_s=float(i), input_tokens=100, output_tokens=5, model="large" if i else "small")
+        for i in range(11)
+    )
+    requests = RequestStream(name="t", records=lambda: iter(records), block_tokens=None, count=11, span_s=10.0)
+    only_small = fleet().model_copy(
+        update={"pools": tuple(p.model_copy(update={"device_memory": 12 * 2**30}) for p in fleet().pools)}
+    )
+
+    outcome = run_fleet(deploy_fleet(only_small, Deployment(name="mux", policy="mux")), requests, OPTIONS)
+
+    total = outcome.total().figures(outcome.duration_s)
+    assert (total.finished, total.rejected, outcome.duration_s) == (1, 10, 10.0)
+    assert total.requests_in_time_per_s == pytest.approx(0.1)
+
+
 def test_run_fleet__run_that_fails__leaves_the_collector_as_it_was() -> None:
     deployed = deploy_fleet(fleet(), Deployment(name="mux", policy="mux"))
     before, during = gc.get_threshold(), []
