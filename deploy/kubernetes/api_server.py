@@ -123,7 +123,7 @@ class ApiServer:
             document = answer.json()
         except ValueError:
             document = None
-        if not isinstance(document, dict) or "metadata" not in document:
+        if not isinstance(document, dict) or not {"kind", "metadata"} & document.keys():
             reason = f"{answer.url.netloc.decode()} is no Kubernetes API server; correct --api-server"
             raise ApiServerRefused(asked=f"{verb} {path}", status=answer.status_code, reason=reason)
         return cast(Document, document)
