@@ -33,10 +33,10 @@ _REMEDIES: Mapping[str, str] = {
     "tuple_type": "must be a list",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be greater than {gt:.15g}",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "less_than": "must be less than {lt:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
     "literal_error": "must be one of: {expected}",
     "dict_type": "must be a mapping of keys to values",
     "too_short": "needs at least {min_length} item",
@@ -250,7 +250,7 @@ def opposed_settings(
         Problem(
             path=(*section, upper),
             value=most,
-            remedy=f"smaller than {lower} ({least:g}); raise it or lower {lower}",
+            remedy=f"smaller than {lower} ({least:.15g}); raise it or lower {lower}",
         )
         for section, upper, most, lower, least in bounds
         if most < least

@@ -18,9 +18,9 @@ class Section(BaseModel):
 class SchedulerSection(Section):
     """Holds what operators set of a unit's scheduler: keys of `engine`, and arguments of the units' application."""
 
-    max_batch_tokens: PositiveInt = 2048
+    max_batch_tokens: Annotated[int, Field(ge=1, le=2**20)] = 2048
     """New tokens of one prefill batch."""
-    max_running_sequences: PositiveInt = 64
+    max_running_sequences: Annotated[int, Field(ge=1, le=2**16)] = 64
     """Sequences of one model that hold KV at once."""
     decode_lanes: Annotated[int, Field(ge=1, le=16)] | None = None
     """Decode steps of different models that a unit may run at once, each on SMs (cores) of its own, where that is

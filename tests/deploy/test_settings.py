@@ -236,6 +236,13 @@ BAD_FILES = {
             "lower it"
         ],
     ),
+    "more tokens and sequences than an engine holds": (
+        MODEL + "engine: {max_batch_tokens: 9007199254740992, max_running_sequences: 65537}",
+        [
+            "f.yaml:2: engine.max_batch_tokens = 9007199254740992: must be at most 1048576",
+            "f.yaml:2: engine.max_running_sequences = 65537: must be at most 65536",
+        ],
+    ),
     "more memory than there is": (
         MODEL + "pools: [{name: p, kv_memory: 9999999PiB}]",
         ['f.yaml:2: pools[0].kv_memory = "9999999PiB": must be at most 8PiB'],
