@@ -109,6 +109,25 @@ class ControlState:
         )
 
 
+def cordons_alone() -> ControlState:
+    """Returns a state that is too old to go on with: only the cordons of such a one are used."""
+    nothing, no_deaths = Plan(units=()), KeptDeaths(slots={}, places=(), loads=(), reasons={})
+    return ControlState(
+        noted_s=0.0,
+        wanted="",
+        is_plan_due=True,
+        plan=nothing,
+        goal=nothing,
+        asleep=(),
+        demand=(),
+        used_s={},
+        replicas=(),
+        moves_s=(),
+        deaths=no_deaths,
+        decisions=(),
+    )
+
+
 def _budget_shifted(budget: KeptBudget, by_s: float) -> KeptBudget:
     out_until_s = budget.out_until_s and budget.out_until_s + by_s
     return replace(budget, deaths_s=tuple(at_s + by_s for at_s in budget.deaths_s), out_until_s=out_until_s)

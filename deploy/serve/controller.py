@@ -273,6 +273,8 @@ class Controller:
             raise ConnectionRefusedError("another control loop leads the units")
         self._loop.set_cordons(cordons, why)
         self._keep_now()
+        if self._state is not None and self._loop.state(self._clock.now_s()) is None:
+            self._state.keep_cordons(cordons)
 
     async def _follow_nodes(self) -> None:
         """Ray's notices of nodes that go: of a spot node, of a pod that is deleted."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.control.control_state import FORMAT, ControlState
+from deploy.control.control_state import FORMAT, ControlState, cordons_alone
 from deploy.control.cordons import Cordons
 from deploy.control.flight_log import FORMAT as EVENT_FORMAT
 from deploy.control.flight_log import SEGMENTS, STREAMS, EventSegment, FlightLog, document_name
@@ -47,6 +47,7 @@ class KeptState:
         self.is_told_unkept = False
         self.documents = documents
         self._has_usage = False
+        self._before: ControlState | None = None
         self._kept: ControlState | None = None
         self._clock = clock
 
@@ -77,7 +78,13 @@ class KeptState:
         return Cordons() if found is None else found.cordons
 
     def _found(self) -> ControlState | None:
-        return self.documents.load(_NAME, ControlState, format=FORMAT)
+        self._before = self.documents.load(_NAME, ControlState, format=FORMAT)
+        return self._before
+
+    def keep_cordons(self, cordons: Cordons) -> None:
+        """Returns at once. Before a control loop has a state of its own: they go with what was found, or alone."""
+        before = self._before or cordons_alone()
+        self.documents.keep(_NAME, replace(before, cordons=cordons, is_plan_due=True), format=FORMAT)
 
     def keep(self, state: ControlState) -> None:
         """Returns at once. What is the same as before, but for the time, is written once a minute."""

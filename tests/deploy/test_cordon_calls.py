@@ -252,3 +252,25 @@ async def test_node_cordon__control_loop_was_away_for_hours__is_still_in_force(
     await beat(second, *units)
 
     assert [c.name for c in (await second.status()).cordons] == ["n1"]
+
+
+@pytest.mark.parametrize("was_led", [True, False])
+async def test_cordon__control_loop_ends_before_it_has_settled__next_one_has_it(tmp_path: Path, was_led: bool) -> None:
+    """Of a fresh one that has not heard of all units yet; what the one before it kept is not lost with that."""
+    units = roomy("u1", 2, node="n1"), roomy("u2", 2, node="n2")
+    if was_led:
+        first = await configured(fresh_controller(), tmp_path)
+        await beat(first, *units)
+        await first.cordon(Cordon(scope=NODE, name="n1"))
+        await until_kept(tmp_path, "n1")
+    second = await configured(fresh_controller(), tmp_path)
+    await second.cordon(Cordon(scope=NODE, name="n2"))
+    await second.uncordon(NODE, "n1")
+    second._state.close()
+
+    third = await configured(fresh_controller(), tmp_path)
+    started = [e["text"] for e in json.loads(await third.events(600.0)) if e["kind"] == "controller_started"]
+    await beat(third, *units)
+
+    assert [c.name for c in (await third.status()).cordons] == ["n2"]
+    assert ("goes on" in started[-1]) is was_led
