@@ -60,6 +60,7 @@ def fleet_on_screen(
     address = ray_address()
     is_joining = address is not None
     proxy = usable_proxy(fleet.gateway.proxy)
+    namesakes = frozenset[str]()
     if address is not None:
         check_cluster_answers(address)
     else:  # a cluster that is already there has its own environment, which this process was given
@@ -67,7 +68,7 @@ def fleet_on_screen(
         if proxy == "haproxy":
             check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         check_notes_folder(running_fleets_folder())
-        tell_of_namesakes(fleet, console)
+        namesakes = tell_of_namesakes(fleet, console)
         check_weights(fleet)
         fleet = without_node_labels(fleet)
         export_environment(
@@ -101,16 +102,19 @@ def fleet_on_screen(
                 )
                 supervisor.now_serving()
                 screen.close()
-                with noted(fleet, running.url, console, is_joining=is_joining):
+                with noted(fleet, running.url, console, is_joining=is_joining, namesakes=namesakes):
                     yield running
                 supervisor.now_ending()
                 if supervisor.verdict is None:
                     _last_words(console, "stopping")
 
 
-def tell_of_namesakes(fleet: FleetFile, console: Console) -> None:
-    """Tells of fleets that run here under the same name: one file may be started twice, on the next free port."""
-    urls = [running.url for running in running_fleets(running_fleets_folder()) if running.name == fleet.name]
+def tell_of_namesakes(fleet: FleetFile, console: Console, but: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Tells of fleets that run here under the same name, and returns their URLs: one file may be started twice, on the
+    next free port.
+    """
+    running = running_fleets(running_fleets_folder())
+    urls = [other.url for other in running if other.name == fleet.name and other.url not in but]
     if urls:
         console.print(
             f"a fleet named {fleet.name!r} runs here already ({', '.join(urls)}): `muxfleet apply`, `drain` and "
@@ -119,11 +123,16 @@ def tell_of_namesakes(fleet: FleetFile, console: Console) -> None:
             style="yellow",
             soft_wrap=True,
         )
+    return frozenset(urls)
 
 
 @contextmanager
-def noted(fleet: FleetFile, url: str, console: Console, *, is_joining: bool) -> Iterator[None]:
-    """`muxfleet apply` finds the fleet by that. A cluster that was there before is found by RAY_ADDRESS."""
+def noted(
+    fleet: FleetFile, url: str, console: Console, *, is_joining: bool, namesakes: frozenset[str] = frozenset()
+) -> Iterator[None]:
+    """`muxfleet apply` finds the fleet by that. A cluster that was there before is found by RAY_ADDRESS. `namesakes`
+    were told of at the start; of those that came up since, it is told now.
+    """
     if is_joining:
         yield
         return
@@ -150,6 +159,7 @@ def noted(fleet: FleetFile, url: str, console: Console, *, is_joining: bool) -> 
                 style="yellow",
                 soft_wrap=True,
             )
+        tell_of_namesakes(fleet, console, but=namesakes | {url})
         yield
 
 
