@@ -87,7 +87,8 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     all answer. `marks_are_special`: units must show special tokens for that.
     `call_marks` say how the model writes calls of tools; None: it is not known. `before_answer` is what may come before
     an answer that has a form (StructuredOutput.before); "": nothing. `reranker` is a text where the model is none: why.
-    `unserved_embeddings` says why its embeddings are not served; "": they are.
+    `unserved_embeddings` says why its embeddings are not served; "": they are. `efforts` are those of reasoning that
+    the template knows; empty: any.
     """
 
     call: int
@@ -101,6 +102,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     before_answer: str = ""
     reranker: RerankerHead | str = ""
     unserved_embeddings: str = ""
+    efforts: list[str] = []
 
 
 class TokenizerFailed(msgspec.Struct, frozen=True, tag="failed"):

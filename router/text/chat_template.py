@@ -12,6 +12,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from router.text.reasoning_efforts import named_efforts
+
 # The first is what templates read; a message has its reasoning under one of them.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUES = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the last message; templates may strip the space
@@ -37,7 +39,9 @@ class ChatTemplate:
         self._environment = _environment()
         self._compiled = {name: self._environment.from_string(text) for name, text in self._sources.items()}
         self._special_tokens = special_tokens
-        read = meta.find_undeclared_variables(self._environment.parse(several["default"]))
+        parsed = self._environment.parse(several["default"])
+        self.efforts = named_efforts(parsed)
+        read = meta.find_undeclared_variables(parsed)
         # What a request may set of what it reads, and what it is given anyway.
         self.variables = frozenset(read - set(self._environment.globals) - set(special_tokens))
         self.knows_tools = "tools" in self.variables or "tool_use" in several

@@ -21,7 +21,7 @@ from router.text.call_marks import call_marks
 from router.text.characters import characters_per_token
 from router.text.chat_template import ChatTemplate
 from router.text.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
-from router.text.harmony_template import HARMONY, before_answer
+from router.text.harmony_template import HARMONY, HARMONY_EFFORTS, HARMONY_MARK, before_answer
 from router.text.kimi_ids import with_kimi_ids
 from router.text.reply_templates import TOOL_FIELD, needs_special_tokens, separates, template_for, without
 from router.text.role_order import with_one_system_message, with_turns
@@ -66,6 +66,9 @@ class PromptEncoder:
         self._template = ChatTemplate(templates, tokenizer.named_tokens) if templates else None
         self.template_variables = None if self._template is None else _settable(self._template.variables)
         said = "".join(map(str, templates.values())) if isinstance(templates, Mapping) else templates or ""
+        self.efforts = [] if self._template is None else self._template.efforts
+        if HARMONY_MARK in said and not self.efforts:
+            self.efforts = list(HARMONY_EFFORTS)
         knows_tools = self._template is not None and self._template.knows_tools
         template = dict(tokenizer.response_template or template_for(said, knows_tools=knows_tools))
         self._names_calls_by_id = template["fields"].get(TOOL_FIELD) == KIMI

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 HARMONY_MARK = "<|channel|>"
+HARMONY_EFFORTS = ("low", "medium", "high")  # its chat template says any to the model, which knows these
 _START = r"(?:<\|start\|>assistant\s*)?"  # the first message of a reply is begun by the prompt
 _RECIPIENT = r"to=(?:functions\.)?(?P<name>[^\s<]+)"
 _KIND = r"\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"

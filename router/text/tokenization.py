@@ -31,6 +31,7 @@ from router.text.calls import (
     TokensNamed,
 )
 from router.text.lane import StartText, TextLane, TextLaneFull, TextProcess, TextProcessLost, TextService, TextTooSlow
+from router.text.reasoning_efforts import effort_arguments
 from router.view import ModelCard
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,10 @@ class Tokenizers:
             tokenizer=key,
             messages=[dict(message) for message in messages],
             tools=[dict(tool) for tool in tools],
-            template_arguments={**_effort_arguments(loaded.template_variables or (), effort), **template_arguments},
+            template_arguments={
+                **effort_arguments(loaded.template_variables or (), loaded.efforts, effort),
+                **template_arguments,
+            },
             template_timeout_s=self._limits.template_timeout_s,
             max_tokens=self._limits.max_prompt_tokens,
             add_generation_prompt=add_generation_prompt,
@@ -309,18 +313,6 @@ def _check_template_arguments(variables: Sequence[str] | None, arguments: Mappin
                 param=f"chat_template_kwargs.{name[:100]}",
                 code="unknown_parameter",
             )
-
-
-def _effort_arguments(variables: Sequence[str], effort: str | None) -> dict[str, Any]:
-    """What templates call it: an effort, or a switch."""
-    if effort is None:
-        return {}
-    known: Mapping[str, Any] = {
-        "reasoning_effort": effort,
-        "enable_thinking": effort != "none",
-        "thinking": effort != "none",
-    }
-    return {name: value for name, value in known.items() if name in variables}
 
 
 def _check_characters(characters: int, loaded: TokenizerLoaded, max_tokens: int, param: str) -> None:

@@ -96,6 +96,7 @@ class TextWorker:
             encoder.before_answer,
             encoder.reranker,
             encoder.unserved_embeddings,
+            encoder.efforts,
         )
 
     def _forget_oldest(self) -> None:
