@@ -70,6 +70,32 @@ def test_request__sglang_raises_what_is_no_refusal__is_answered() -> None:
     assert "log" in event.error
 
 
+def test_request__aborted_before_sglang_has_it__is_not_generated_for_nobody() -> None:
+    told, begun = [], []
+
+    class Engine:
+        """As SGLang's, it knows a request from the first turn of `async_generate` on."""
+
+        tokenizer_manager = SimpleNamespace(abort_request=lambda rid: None)
+
+        async def async_generate(self, rid: str, **arguments):
+            begun.append(rid)
+            raise ValueError("its end")
+
+    async def submit() -> None:
+        streams = RequestStreams(SimpleNamespace(send_tokens=told.extend))
+        info = SimpleNamespace(model="a", spec=SimpleNamespace(vocab_size=512))
+        streams.open(Engine(), SimpleNamespace(info=info, max_len=lambda quota_blocks: 512), 10)
+        streams.submit(PLAIN)
+        streams.abort(PLAIN.request_id)
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    asyncio.run(submit())
+    assert [event.finish for event in told] == [FinishReason.ABORT]
+    assert begun == []
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "finish"), [(63, FinishReason.ABORT), (511, FinishReason.ABORT), (512, FinishReason.ERROR)]
 )

@@ -97,6 +97,8 @@ class RequestStreams:
 
     async def _run(self, stream: _Stream) -> None:
         request, seen = stream.request, 0
+        if request.request_id not in self._streams:
+            return  # aborted before it began: SGLang takes no abort of a request that it has yet to get
         assert self._launch is not None
         arguments = generate_arguments(request, stream.sglang_id, self._launch.max_len(self._quota_blocks))
         try:
