@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -79,6 +79,7 @@ class FollowingRank:
         self._executor = executor
         self._parts: dict[str, ModelInfo] = {}
         self._calls: SimpleQueue[PartCall] = SimpleQueue()
+        self._ended: dict[int, Event] = {}  # the last pass of each lane
         Thread(target=self._work, name="rank-calls", daemon=True).start()
 
     def take(self, told: ToRank) -> None:
@@ -86,7 +87,9 @@ class FollowingRank:
         match told:
             case ForwardPass() | HeadPass() | DevicePass() | BucketInputs() | DecodePass():
                 lane = Lane.PREFILL if told.lane == PREFILL_LANE else Lane.DECODE
-                self._executor.run(partial(self._pass, told), lane, told.first_core, told.num_cores)
+                before, self._ended[told.lane] = self._ended.get(told.lane), (ended := Event())
+                job = partial(self._pass, told, before, ended)
+                self._executor.run(job, lane, told.first_core, told.num_cores)
             case DropBatch(batch_id=batch_id):
                 self._executor.run_in_place(partial(self._runner(PREFILL_LANE).drop_prefill, batch_id), Lane.PREFILL)
             case AttachPart(model=model, max_rows=max_rows):
@@ -101,12 +104,17 @@ class FollowingRank:
     def close(self) -> None:
         self._executor.close()
 
-    def _pass(self, told: LanePass) -> None:
+    def _pass(self, told: LanePass, before: Event | None, ended: Event) -> None:
         try:
+            if before is not None:
+                # On other cores it is another thread's. The leader's has ended; this one may lag behind its last sum.
+                # no deadline: a pass whose sums are complete ends
+                before.wait()
             self._runner(told.lane).do(told)
         except Exception:
             _LOG.exception("a pass of model %s failed", told.model)
             self._on_failure()
+        ended.set()
 
     def _runner(self, number: int) -> FollowsPasses:
         runner = self._executor.runner(number)
