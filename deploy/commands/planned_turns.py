@@ -16,8 +16,9 @@ _READ_BYTES_PER_S = 2e9  # a fast local disk, as the cost of moves has it
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTurn:
     """A model that may be scaled to zero and has no place. `units` have room for it once those `with_models` leave that
-    take turns there; none: it is never loaded. `load_s` at the least. While all are asked for all the time each has its
-    place for `turn_s`, and streams as much again; all have had it after `round_s`.
+    take turns there (none of these: there is room, or others can spare replicas); no units: it is never loaded.
+    `load_s` at the least. While all are asked for all the time each has its place for `turn_s`, and streams as much
+    again; all have had it after `round_s`.
     """
 
     model: str
@@ -49,6 +50,12 @@ class PlannedTurn:
             waits = (
                 f"a round of all takes {self.round_s:.0f} s, so that some {self.refused_share:.0%} of its requests are "
                 f"refused after gateway.hold_s ({self.hold_s:g} s); raise that, or the pools' memory"
+            )
+        if not self.with_models:
+            return (
+                f"{self.model} has no place until it is asked for; then it is loaded on {', '.join(self.units)}, where "
+                f"there is room or replicas that others can spare make it: a request waits for its load ({load}; units "
+                f"measure theirs), {waits}"
             )
         return (
             f"{self.model} takes turns with {', '.join(self.with_models)} on {', '.join(self.units)}: a request waits "

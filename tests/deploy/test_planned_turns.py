@@ -71,3 +71,23 @@ def test_plan__models_that_always_have_places_leave_no_room__says_that_the_other
     assert code == int(not is_loaded)
     assert bool(turns[0]["units"]) is is_loaded
     assert ("demo-qwen3 is never loaded" in out) is not is_loaded
+
+
+def test_plan__room_comes_from_spare_replicas__says_so_and_names_nobody(run, tmp_path: Path, demo_checkpoints) -> None:
+    source = str(demo_checkpoints["demo-llama"])
+    fleet = yaml.safe_load(TURNS.read_text())
+    often, seldom = {"min": 1, "max": 2}, {"min": 0}
+    fleet["models"] = [
+        {"id": "a", "source": source, "replicas": often, "demand": {"rate_per_s": 1}},
+        {"id": "late", "source": source, "replicas": seldom, "demand": {"rate_per_s": 0}},
+        {"id": "b", "source": source, "replicas": often, "demand": {"rate_per_s": 0.01}},
+    ]
+    fleet["pools"][0] |= {"device_memory": "100MiB", "nodes": {"min": 2, "max": 2}}
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml.safe_dump(fleet))
+
+    code, out, (turn,) = planned(run, file)
+
+    assert (code, turn["with_models"], turn["units"]) == (0, [], ["laptop/0", "laptop/1"])
+    assert "late has no place until it is asked for; then it is loaded on laptop/0, laptop/1, where" in out
+    assert "takes turns" not in out
