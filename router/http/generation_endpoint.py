@@ -194,7 +194,8 @@ async def _held(
     )
     started = await unless_disconnected(request, held.begun())
     if started is None:
-        return b"", held.events(), {}
+        events = held.events()
+        return await anext(events), events, {}  # one that never began would never let go
     return started.first, started.events, started.report.headers()
 
 

@@ -2,16 +2,20 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 import pytest
 from fake_unit import SPEECH, FakeUnit, eventually, fleet_view
 from served_gateway import InlineText, ServedGateway, running
 
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase
+from router.http.app import create_app
+from router.http.streaming import ClientDisconnected
 from router.limits import GatewayLimits
 from router.serving.gateway import Gateway
 from router.view import FleetView, ModelLoadTimes
@@ -171,6 +175,39 @@ async def test_client__leaves_while_it_is_told__waits_no_longer(cold) -> None:
         (asked,) = cold.gateway.demand_report().models
         assert asked.held == 1
     await eventually(lambda: not cold.gateway.demand_report().models[0].held)
+
+
+async def test_client__leaves_between_the_status_and_the_first_line__waits_no_longer(cold) -> None:
+    body = msgspec.json.encode({"model": MODEL, "stream": True, **STREAMS["/v1/chat/completions"]})
+    served = create_app(cold.gateway)
+    received = [{"type": "http.request", "body": body, "more_body": False}]
+    left = asyncio.Event()
+
+    async def receive() -> dict:
+        if received:
+            return received.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200
+            left.set()
+            await asyncio.sleep(60)  # a server whose client takes nothing more
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": headers,
+        "query_string": b"",
+        "client": ("127.0.0.1", 1),
+    }
+    with suppress(ClientDisconnected):
+        await asyncio.wait_for(served({**scope, "app": served}, receive, send), 10)
+
+    await eventually(lambda: not cold.gateway.demand_report().models[0].held, deadline_s=5)
 
 
 async def test_stream__model_is_ready__has_no_comments(serve) -> None:
