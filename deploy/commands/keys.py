@@ -68,8 +68,13 @@ def new(
     with sole_writer(file):
         stored = read_key_file(file) if file.exists() else KeyFile()
         write_key_file(file, stored.with_key(key))
-    typer.echo(f"key {fresh.key_id} of {name} added to {file}; it is shown this once:", err=True)
-    typer.echo(fresh.secret)
+    try:
+        typer.echo(f"key {fresh.key_id} of {name} added to {file}; it is shown this once:", err=True)
+        typer.echo(fresh.secret)
+    except OSError:  # nobody knows it then
+        with sole_writer(file):
+            write_key_file(file, read_key_file(file).without(fresh.key_id))
+        raise
 
 
 @keys.command(name="list", cls=Verb)

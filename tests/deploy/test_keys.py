@@ -1,5 +1,8 @@
 import json
+import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from datetime import datetime
@@ -173,3 +176,21 @@ def test_keys_new__another_changes_the_file_for_long__is_told(
         assert run("keys", "new", "a", "--file", str(file)) == 2
 
     assert "another command has been changing it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("goes_to", ["full disk", "nobody"])
+def test_keys_new__cannot_show_the_key__none_is_left_in_the_file(tmp_path: Path, goes_to: str) -> None:
+    """It would be one that nobody knows, and that nobody would ever revoke."""
+    file = tmp_path / "keys.yaml"
+    assert run("keys", "new", "kept", "--file", str(file)) == 0
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "muxfleet.command_line", "keys", "new", "lost", "--file", str(file)]
+    with Path("/dev/full").open("w") as full, os.fdopen(writing, "w") as closed:
+        stdout = full if goes_to == "full disk" else closed
+        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+
+    assert ended.returncode != 0
+    assert [key.name for key in read_key_file(file).keys] == ["kept"]
+    if goes_to == "full disk":
+        assert "its output cannot be written: No space left on device" in ended.stderr
