@@ -9,6 +9,8 @@ from deploy.control.control_rules import ControlRules
 from deploy.control.control_state import KeptBudget
 from pdmux_actor.lease import UnitReport
 
+_LEFT_NODES = 1000
+
 
 class UnitSlots:
     """A place is pool/node/number. Of several empty ones on a node the newest goes first."""
@@ -47,9 +49,16 @@ class UnitSlots:
         return f"{pool}/{node}/{number}"
 
     def leave(self, report: UnitReport) -> str:
-        place = self._place_of.pop(report.unit_id)
-        self._empty.setdefault((report.pool, report.node), []).append(place)
+        place, where = self._place_of.pop(report.unit_id), (report.pool, report.node)
+        self._empty[where] = [*self._empty.pop(where, []), place]
+        self._forget_nodes()
         return place
+
+    def _forget_nodes(self) -> None:
+        """Of nodes without units only those that were left last may come back: in a cloud there is no end of them."""
+        here = {place.rsplit("/", 1)[0] for place in (*self._place_of.values(), *self._before.values())}
+        for where in [w for w in self._empty if "/".join(w) not in here][:-_LEFT_NODES]:
+            del self._empty[where], self._counts[where]
 
     def kept(self) -> Mapping[str, str]:
         """Returns by unit its place."""
