@@ -14,7 +14,7 @@ from deploy.errors import FleetFileError, OptionNotUsable
 from deploy.simulation.deployments import Deployment, deploy_fleet, tuned_chunk_budget
 from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.papers.experiment_file import CaseSection, LengthSection, WorkloadSection, read_experiment_file
-from deploy.simulation.papers.measurement import CaseResult, RunningCase, orderings_of_cases, sustains
+from deploy.simulation.papers.measurement import CaseResult, RunningCase, _stream, orderings_of_cases, sustains
 from deploy.simulation.papers.workloads import BLOCK_TOKENS, draw, workload_stream
 from deploy.simulation.runs import RunOptions, run_fleet, sweep_rates
 from deploy.simulation.workers import Workers
@@ -235,6 +235,44 @@ def test_workload__requests_of_another_kind_beside_sessions__are_refused(tmp_pat
     (line,) = failure.value.problems
     assert "cases[0].workload.others" in line
     assert "leave out `others` or `sessions`" in line
+
+
+@pytest.mark.parametrize(
+    ("popularity", "said"),
+    [({"m": 1, "n": 1}, '= "n": the fleet has no such model; it has m'), ({"m": 0}, "no model is asked for; give one")],
+)
+def test_workload__popularity_that_no_requests_can_have__is_refused(
+    tmp_path: Path, popularity: dict[str, float], said: str
+) -> None:
+    (case,) = SMALL["cases"]
+    asked = {**case, "workload": {**case["workload"], "popularity": popularity}}
+
+    with pytest.raises(FleetFileError) as failure:
+        read_experiment_file(written(tmp_path, {**SMALL, "cases": [asked]}))
+
+    (line,) = failure.value.problems
+    assert "cases[0].workload.popularity" in line
+    assert said in line
+
+
+@pytest.mark.parametrize("popularity", [None, {"m": 0.1, "sql": 0.9}])
+def test_workload__fleet_with_adapters__their_requests_are_their_bases(
+    tmp_path: Path, popularity: dict[str, float] | None
+) -> None:
+    (case,) = SMALL["cases"]
+    (tmp_path / "sql").mkdir()
+    config = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}
+    (tmp_path / "sql" / "adapter_config.json").write_text(json.dumps(config))
+    adapter = {"id": "sql", "base": "m", "adapter": "./sql"}
+    fleet = {**case["fleet"], "models": [*case["fleet"]["models"], adapter]}
+    asked = {**case, "fleet": fleet, "workload": {**case["workload"], "popularity": popularity}}
+    read = read_experiment_file(written(tmp_path, {**SMALL, "cases": [asked]})).cases[0]
+
+    stream = _stream(read, 20.0, quick=True, seed=0)
+    rows = run_quickly(read).rows
+
+    assert {record.model for record in stream.records()} == {"m"}
+    assert all(row.request_attainment is not None and row.request_attainment > 0.9 for row in rows)
 
 
 def test_figures__first_token_per_prompt_token_and_partition__are_of_requests_and_samples(tmp_path: Path) -> None:

@@ -171,6 +171,15 @@ class CaseSection(Section):
     need: NeedSection = NeedSection()
     published: Annotated[tuple[PublishedSection, ...], Field(min_length=1)]
 
+    def weights(self) -> Mapping[str, float]:
+        """Returns each model's part of the requests; an adapter's are its base's."""
+        bases = {m.id: m.base or m.id for m in self.fleet.models}
+        asked = self.workload.popularity or {m.id: m.demand.rate_per_s for m in self.fleet.models}
+        found: dict[str, float] = {}
+        for model, weight in asked.items():
+            found[bases[model]] = found.get(bases[model], 0.0) + weight
+        return found
+
 
 class CaseOrderSection(Section):
     """Cases that the paper orders by a figure of one system, the one with the largest first."""
@@ -223,6 +232,7 @@ def _problems(index: int, case: CaseSection) -> list[Problem]:
         *fleet,
         *splits,
         *_problems_of_workload(index, case.workload),
+        *([] if fleet else _problems_of_popularity(index, case)),
         *_unknown_systems(index, case, systems),
     ]
 
@@ -232,6 +242,17 @@ def _problems_of_workload(index: int, workload: WorkloadSection) -> list[Problem
         return []
     remedy = "other requests come without sessions; leave out `others` or `sessions`"
     return [Problem(path=("cases", index, "workload", "others"), value=workload.others.share, remedy=remedy)]
+
+
+def _problems_of_popularity(index: int, case: CaseSection) -> list[Problem]:
+    known, popularity = [m.id for m in case.fleet.models], case.workload.popularity
+    path = ("cases", index, "workload", "popularity")
+    if unknown := [model for model in popularity or {} if model not in known]:
+        remedy = f"the fleet has no such model; it has {', '.join(known)}"
+        return [Problem(path=path, value=model, remedy=remedy) for model in unknown]
+    if sum(case.weights().values()) > 0:
+        return []
+    return [Problem(path=path, value=popularity, remedy="no model is asked for; give one a share above 0")]
 
 
 def _problems_of_orders(experiment: ExperimentFile) -> list[Problem]:

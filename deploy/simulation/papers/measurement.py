@@ -134,9 +134,8 @@ def _deployment(case: CaseSection, system: SystemSection, seed: int) -> Deployme
 
 
 def _stream(case: CaseSection, rate_per_s: float, *, quick: bool, seed: int) -> RequestStream:
-    weights = case.workload.popularity or {m.id: m.demand.rate_per_s for m in case.fleet.models}
     requests = case.workload.count(rate_per_s, quick=quick)
-    return workload_stream(case.workload, weights, requests=requests, rate_per_s=rate_per_s, seed=seed)
+    return workload_stream(case.workload, case.weights(), requests=requests, rate_per_s=rate_per_s, seed=seed)
 
 
 def _measure(
