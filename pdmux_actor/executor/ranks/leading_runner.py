@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from pdmux_actor.executor.model_runner import AttachedModel, ModelRunner, Produced
@@ -86,11 +87,10 @@ class LeadingRunner(ModelRunner):
             yield
 
     def _place(self) -> tuple[int, int]:
-        """Which of its cores the lane's thread is bound to."""
+        """Which of its cores the lane has: its thread is bound to the first, each other one of its team to one more."""
         if sys.platform != "linux":
             return 0, len(self._all_cores)
-        bound = os.sched_getaffinity(0)
-        return self._all_cores.index(min(bound)), len(bound)
+        return self._all_cores.index(min(os.sched_getaffinity(0))), torch.get_num_threads()
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
