@@ -44,7 +44,7 @@ _UNSUPPORTED = (
     "kasa_config",
 )
 # Their matrices begin as a part of the base's weights, which PEFT takes out of these whenever it loads such an adapter.
-_INITS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "lora_ga")
+_INITS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,7 @@ FAULTS = {
         set_keys(init_lora_weights="pissa_niter_4"),
         "init_lora_weights = 'pissa_niter_4': it goes with weights of its base that it changed; merge it into its base",
     ),
+    "taken out of its base, rounded": (set_keys(init_lora_weights="loftq"), "init_lora_weights = 'loftq'"),
     "another method": (set_keys(peft_type="IA3"), "peft_type = 'IA3'"),
     "rank too large": (set_keys(r=512), "r = 512 is larger than 256"),
     "no rank": (set_keys(r=None), "r = None is no rank"),
