@@ -15,6 +15,8 @@ _LOG = logging.getLogger(__name__)
 
 Job = Callable[[], None]
 
+# Of all teams: every share of 32 cores has its own; those of 128 cores took 16,384, more than containers may have.
+_MOST_THREADS = 1024
 _PARALLEL_ELEMENTS = 1 << 16  # torch has the whole team work from half as many
 
 
@@ -36,12 +38,18 @@ class PinnedThread:
     def __init__(self, name: str, cores: tuple[int, ...]) -> None:
         self._cores = cores
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._submitted = self._ended = 0  # each is counted by one thread
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
         """`job` must not raise."""
+        self._submitted += 1
         self._jobs.put(job)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._ended == self._submitted
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -60,11 +68,13 @@ class PinnedThread:
             # no deadline: an idle lane
             while (job := self._jobs.get()) is not None:
                 job()
+                self._ended += 1
                 del job  # with what it holds, an executor with its pool and models: the lane may idle for long
 
 
 class PinnedThreads:
     """The threads of a process, one for each set of cores that a lane has had, which the lanes of its executors share.
+    On machines of many cores those go that have idled for longest.
 
     libgomp lets a team stay awake until its next product only while the teams of a process have no more threads than
     there are cores, and waking one takes as long as a product of a few rows: where each lane had threads of its own for
@@ -76,13 +86,24 @@ class PinnedThreads:
         self._threads: dict[tuple[int, ...], PinnedThread] = {}
 
     def on(self, cores: tuple[int, ...]) -> PinnedThread:
-        if cores not in self._threads:
-            self._threads[cores] = PinnedThread(f"cores-{'-'.join(map(str, cores))}", cores)
-        return self._threads[cores]
+        thread = self._threads.pop(cores, None)
+        if thread is None:
+            self._make_room(len(cores))
+            thread = PinnedThread(f"cores-{'-'.join(map(str, cores))}", cores)
+        self._threads[cores] = thread  # behind those that were used before
+        return thread
 
     def close(self) -> None:
         while self._threads:
             self._threads.popitem()[1].close()
+
+    def _make_room(self, num_threads: int) -> None:
+        num_threads += sum(map(len, self._threads))
+        for cores in [cores for cores, thread in self._threads.items() if thread.is_idle]:
+            if num_threads <= _MOST_THREADS:
+                return
+            self._threads.pop(cores).close()
+            num_threads -= len(cores)
 
 
 class LaneThread:

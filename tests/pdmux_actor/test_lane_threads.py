@@ -10,6 +10,7 @@ import pytest
 import torch
 from cpu_rig import DEADLINE_S, make_device
 
+from pdmux_actor.executor import lanes
 from pdmux_actor.executor.lanes import LaneThread, PinnedThread, PinnedThreads, available_cores
 from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
 from pdmux_actor.models.torch_threads import use_torch_threads
@@ -90,6 +91,33 @@ def test_lanes__on_the_same_cores__share_their_thread_and_so_its_team() -> None:
 
     assert seen["prefill"] == seen["decode"]
     assert (seen["on_one"] == seen["prefill"]) is (len(cores) == 1)
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="a core alone is one set")
+def test_threads__beyond_what_a_process_may_have__those_go_that_idled_for_longest_and_no_busy_one(monkeypatch) -> None:
+    monkeypatch.setattr(lanes, "_MOST_THREADS", 3)
+    threads, (one, other) = PinnedThreads(), [(core,) for core in available_cores()[:2]]
+    may_end, kept = threading.Event(), dict[tuple[int, ...], threading.Thread]()
+
+    def ran_on(cores: tuple[int, ...]) -> threading.Thread:
+        done = threading.Event()
+        threads.on(cores).submit(lambda: (kept.update({cores: threading.current_thread()}), done.set()))
+        assert done.wait(DEADLINE_S)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not threads.on(cores).is_idle and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        return kept[cores]
+
+    busy, idle = ran_on(one), ran_on(other)
+    threads.on(one).submit(lambda: may_end.wait(DEADLINE_S))
+    whole = ran_on((*one, *other))
+    assert (busy.is_alive(), idle.is_alive(), whole.is_alive()) == (True, False, True)
+
+    may_end.set()
+    assert ran_on(one) is busy
+    assert ran_on(other).is_alive()
+    assert (busy.is_alive(), whole.is_alive()) == (True, False)
+    threads.close()
 
 
 def test_executor__threads_of_others__outlive_it() -> None:
