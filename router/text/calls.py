@@ -72,12 +72,13 @@ class OpenReply(msgspec.Struct, frozen=True, tag="open_reply"):
 
 
 class ReadReply(msgspec.Struct, frozen=True, tag="read_reply"):
-    """Holds what came next of an open reply; `ends`: nothing follows."""
+    """Holds what came next of an open reply; `ends`: nothing follows. To read it may take `timeout_s`."""
 
     call: int
     reply: str
     texts: list[str]
     ends: bool
+    timeout_s: float
 
 
 class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -136,7 +137,7 @@ class TokensNamed(msgspec.Struct, frozen=True, tag="tokens_named"):
 
 
 class TextRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The template refuses the messages or, `too_slow`, did not come to an end in time."""
+    """The template refuses the messages or, `too_slow`, did not come to an end in time, of a prompt or a reply."""
 
     call: int
     reason: str

@@ -9,7 +9,7 @@ from router.errors import TokenizerUnavailable
 from router.generation import ReplyShape
 from router.limits import GatewayLimits
 from router.text.calls import OpenReply, ReadReply, ReplyCall, ReplyParts, ReplyRead, TextRefused
-from router.text.lane import StartText, TextLane, TextLaneFull, TextProcessLost, TextTooSlow
+from router.text.lane import StartText, TextLane, TextLaneFull, TextProcessLost, TextService, TextTooSlow
 
 logger = logging.getLogger(__name__)
 
@@ -20,15 +20,21 @@ _MAX_WAITING = 65_536  # a call for each step of a reply that streams
 
 
 _Ask = Callable[[str, ReplyCall, int], Awaitable[object]]
+# Patterns of a checkpoint's response template may take a time that grows with the square of the text, or worse.
+_PATTERN_CHARACTERS_PER_S = 200_000
+_TEXTS_PER_S = 2_000
+_SLOW_NICENESS = 10
 
 
 class OpenedReply:
     """One reply. Its process may be replaced in between: the new one reads it from the start."""
 
-    def __init__(self, model: str, shape: ReplyShape, ask: _Ask) -> None:
+    def __init__(self, model: str, shape: ReplyShape, ask: _Ask, read_timeout_s: float) -> None:
+        """`read_timeout_s` is how long a read may take that has little to read."""
         self._model = model
         self._shape = shape
         self._ask = ask
+        self._read_timeout_s = read_timeout_s
         self._reply = uuid.uuid4().hex
         self._texts: list[str] = []
         self._is_open = False
@@ -64,30 +70,48 @@ class OpenedReply:
         return await self._ask(self._model, call, len(shape.prompt_end))
 
     async def _read(self, texts: list[str], ends: bool) -> object:
-        return await self._ask(self._model, ReadReply(0, self._reply, texts, ends), sum(map(len, texts)))
+        characters = sum(map(len, texts))
+        timeout_s = self._read_timeout_s + characters / _PATTERN_CHARACTERS_PER_S + len(texts) / _TEXTS_PER_S
+        return await self._ask(self._model, ReadReply(0, self._reply, texts, ends, timeout_s), characters)
 
 
 class Replies:
+    """Replies of models one of which took too long to read are read by a process that the others' do not wait for."""
+
     def __init__(self, limits: GatewayLimits, *, start: StartText) -> None:
         self._limits = limits
-        self._lane = TextLane(
-            partial(start, 0),
+        self._lane = self._made_lane(partial(start, 0))
+        self._slow_lane = self._made_lane(partial(start, _SLOW_NICENESS))
+        self._slow_models: set[str] = set()
+
+    def _made_lane(self, start: Callable[[], Awaitable[TextService]]) -> TextLane:
+        limits = self._limits
+        return TextLane(
+            start,
             max_waiting=_MAX_WAITING,
             max_waiting_characters=limits.max_waiting_characters,
             load_timeout_s=limits.tokenizer_load_timeout_s,
         )
 
     def opened(self, model: str, shape: ReplyShape) -> OpenedReply:
-        return OpenedReply(model, shape, self._ask)
+        return OpenedReply(model, shape, self._ask, 2 * self._limits.template_timeout_s)
 
     def close(self) -> None:
         self._lane.close()
+        self._slow_lane.close()
 
     async def _ask(self, model: str, call: ReplyCall, characters: int) -> object:
+        answer = await self._asked(model, call, characters)
+        if isinstance(answer, TextRefused) and answer.too_slow:
+            self._slow_models.add(model)
+        return answer
+
+    async def _asked(self, model: str, call: ReplyCall, characters: int) -> object:
+        lane = self._slow_lane if model in self._slow_models else self._lane
         # The first call imports the parser, which takes a second.
         limit_s = 10 * self._limits.template_timeout_s + characters / _SLOWEST_CHARACTERS_PER_S
         try:
-            return await self._lane.answer(call, characters=characters, limit_s=limit_s)
+            return await lane.answer(call, characters=characters, limit_s=limit_s)
         except TextTooSlow:
             return TextRefused(0, "to read it took too long", too_slow=True)
         except (TextProcessLost, TextLaneFull, OSError) as error:

@@ -132,7 +132,12 @@ class TextWorker:
             return ReplyUnknown(call.call)
         self._replies.move_to_end(call.reply)
         last = len(call.texts) - 1
-        parts = [reply.feed(text, ends=call.ends and place == last) for place, text in enumerate(call.texts)]
+        try:
+            with self._limited(call.timeout_s):
+                parts = [reply.feed(text, ends=call.ends and place == last) for place, text in enumerate(call.texts)]
+        except _TooSlow:
+            del self._replies[call.reply]
+            return TextRefused(call.call, "to read it took too long", too_slow=True)
         if call.ends:
             del self._replies[call.reply]
         return ReplyRead(call.call, parts)

@@ -1,6 +1,7 @@
 """Reading replies in a process that may be replaced at any time."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,28 @@ async def test_reply__real_process__reads_many_at_once() -> None:
     try:
         shape = ReplyShape(template=TEMPLATE, prompt_end="")
         assert await asyncio.gather(*(read_all(reading, shape) for _ in range(20))) == [PARTS] * 20
+    finally:
+        reading.close()
+
+
+async def test_reply__pattern_of_a_checkpoint_takes_for_ever__others_do_not_wait_for_it() -> None:
+    slow = {"start_anchor": "x", "fields": {"content": {"close_pattern": r"(?:\s|\n)*<end>", "content": "text"}}}
+    said = "\n" * 200_000 + "x"
+    reading = Replies(replace(GatewayLimits(), template_timeout_s=0.5), start=TextProcess.start)
+    clock = asyncio.get_running_loop().time
+    try:
+        first_s = clock()
+        assert await read_all(reading, ReplyShape(template=slow, prompt_end=""), [said]) == (said, "", [])
+        assert clock() - first_s < 9  # it took 15, and the lives of all other replies' process
+
+        again = asyncio.create_task(read_all(reading, ReplyShape(template=slow, prompt_end=""), [said]))
+        await asyncio.sleep(0.5)
+        shape = ReplyShape(template=TEMPLATE, prompt_end="")
+        other = reading.opened("other", shape)
+        parts = [await other.read([text], ends=False) for text in TEXTS]
+        assert "".join(part.reasoning for (part,) in parts) == "Paris?"
+        assert not again.done()
+        assert await again == (said, "", [])
     finally:
         reading.close()
 

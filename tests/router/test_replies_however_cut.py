@@ -225,7 +225,7 @@ async def outputs_of(deltas: Sequence[Delta], *, streams: bool) -> list[Output]:
             )
 
     shape = ReplyShape(template=template_for("<|im_start|> <think> <tool_call>"), prompt_end="")
-    reading = read_parts(told(), OpenedReply("m", shape, ask), streams=streams, max_calls=None)
+    reading = read_parts(told(), OpenedReply("m", shape, ask, 4.0), streams=streams, max_calls=None)
     return [output async for output in reading]
 
 
