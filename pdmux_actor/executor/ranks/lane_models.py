@@ -141,7 +141,8 @@ class _OfLane(Generic[Model]):
 
 
 def with_decoder(whole: AttachedModel, decoder: LayeredDecoder) -> AttachedModel:
-    return replace(whole, decoder=decoder)
+    """Returns it without compiled layers, which would sum nothing over the ranks."""
+    return replace(whole, decoder=decoder, compiled_layers=None)
 
 
 class LaneModels(Mapping[str, Model]):
