@@ -116,7 +116,7 @@ class TorchCpuExecutor:
         return time.perf_counter()
 
     def resize_pool(self, total_blocks: int) -> int:
-        self.total_blocks = min(total_blocks, free_host_bytes() // self.block_bytes)
+        self.total_blocks = min(total_blocks, self._free_bytes() // self.block_bytes)
         self._storage = KvStorage(self.total_blocks, self.block_bytes)
         return self.total_blocks
 
@@ -127,7 +127,7 @@ class TorchCpuExecutor:
                 source.or_dtype(self._default_dtype),
                 on_progress=on_progress,
                 block_bytes=self.block_bytes,
-                available_bytes=free_host_bytes() // self._share.num_ranks,
+                available_bytes=self._free_bytes(),
                 fastest_dtype=self._fastest_dtype,
                 implementation=self._implementation,
                 kernels=self._kernels,
@@ -166,7 +166,7 @@ class TorchCpuExecutor:
         source = self._loaded.get(model) or self._attached[model]
         needed_bytes = host_bytes(source.decoder.weights)
         give_back_freed_memory()
-        check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes()))
+        check_host_room(model, needed_bytes, min(most_bytes, spare_host_bytes() // self._share.num_ranks))
         self._asleep[model] = copy_to_host(source.info, source.decoder, HostRegion(needed_bytes), nullcontext)
         return needed_bytes
 
@@ -174,7 +174,7 @@ class TorchCpuExecutor:
         host = self._asleep[model]
         spec = host.info.spec
         give_back_freed_memory()
-        check_room(model, spec, spec.weight_bytes, free_host_bytes())
+        check_room(model, spec, spec.weight_bytes, self._free_bytes())
         with refusals_of_memory(model):
             decoder = awakened(host.config, packed_from_host(host), host.info.max_model_len, kernels=self._kernels)
         self._loaded[model] = LoadedModel(info=host.info, decoder=decoder)
@@ -238,6 +238,10 @@ class TorchCpuExecutor:
     def close(self) -> None:
         if self._owns_threads:
             self._threads.close()
+
+    def _free_bytes(self) -> int:
+        """Returns what this rank may take: the others take as much at the same time."""
+        return free_host_bytes() // self._share.num_ranks
 
     def _execute(self, runner: ModelRunner, launch: ComputeLaunch) -> None:
         started_s, produced = self.now(), Produced()

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from cpu_rig import CpuRig
+from cpu_rig import CpuRig, make_device
 
-from pdmux_actor.errors import ModelTooLarge
+from pdmux_actor.errors import HostMemoryShort, ModelTooLarge
 from pdmux_actor.executor import cpu_device, torch_cpu
 from pdmux_actor.executor.cpu_device import measure_cpu
 from pdmux_actor.executor.host_memory import (
@@ -19,6 +19,9 @@ from pdmux_actor.executor.host_memory import (
     spare_host_bytes,
 )
 from pdmux_actor.executor.loading import refusals_of_memory
+from pdmux_actor.executor.torch_cpu import TorchCpuExecutor
+from pdmux_actor.model_info import ModelSource
+from pdmux_actor.models.rank_share import RankShare
 
 MIB = 1 << 20
 
@@ -93,6 +96,29 @@ def test_load_model__more_than_the_container_has_left__is_too_large(
         assert rig.executor.resize_pool(1 << 40) == MIB // rig.executor.block_bytes
     finally:
         rig.close()
+
+
+def test_rank__of_two__takes_half_of_what_is_left_as_the_other_one_does(
+    demo_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds all of it free: both together took twice that, and the kernel ended them."""
+    share = RankShare(rank=0, num_ranks=2)
+    executor = TorchCpuExecutor(kv_pool_bytes=MIB, block_bytes=4096, device=make_device(), share=share)
+    try:
+        info = executor.load_model(ModelSource(model="m", source=str(demo_checkpoints["demo-llama"])))
+        slept_bytes = executor.sleep_model("m", 1 << 30)
+        left_bytes = max(slept_bytes, info.spec.weight_bytes) + 4096  # enough for one rank, not for two
+        for name in ("free_host_bytes", "spare_host_bytes"):
+            monkeypatch.setattr(torch_cpu, name, lambda: left_bytes)
+
+        with pytest.raises(HostMemoryShort):
+            executor.sleep_model("m", 1 << 30)
+        executor.detach_model("m")
+        with pytest.raises(ModelTooLarge, match=f"{left_bytes // 2} are free"):
+            executor.wake_model("m")
+        assert executor.resize_pool(1 << 40) == left_bytes // 2 // 4096
+    finally:
+        executor.close()
 
 
 def test_measure_cpu__container_with_a_limit__has_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
