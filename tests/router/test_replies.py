@@ -1,6 +1,7 @@
 """Reading replies in a process that may be replaced at any time."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from router.limits import GatewayLimits
 from router.text.calls import ReadReply, TextAnswer, TextCall
 from router.text.lane import TextProcess, TextProcessLost
 from router.text.replies import Replies
+from router.text.reply_parser import ReplyParser
 from router.text.reply_templates import forced_call, needs_special_tokens, template_for, without
 from router.text.worker import TextWorker
 
@@ -88,6 +90,20 @@ async def test_reply__real_process__reads_many_at_once() -> None:
         assert await asyncio.gather(*(read_all(reading, shape) for _ in range(20))) == [PARTS] * 20
     finally:
         reading.close()
+
+
+@pytest.mark.parametrize("space", [" ", "\n"])
+@pytest.mark.parametrize(
+    "chat_template", ["<|im_start|> <think> <tool_call>", "<|start_header_id|>", "<|START_ACTION|>", "<|tools_prefix|>"]
+)
+def test_reply__nothing_but_spaces_and_then_a_word__is_read_at_once(chat_template: str, space: str) -> None:
+    said = "a" + space * 40_000 + "x"
+    reply = ReplyParser(template_for(chat_template), "", [])
+    before_s = time.process_time()
+    parts = [reply.feed(said, ends=False), reply.feed("", ends=True)]
+
+    assert "".join(part.text for part in parts) == said
+    assert time.process_time() - before_s < 3  # it took 10 and more
 
 
 async def test_reply__pattern_of_a_checkpoint_takes_for_ever__others_do_not_wait_for_it() -> None:
