@@ -32,8 +32,9 @@ def names_schema(names: Iterable[str]) -> dict[str, Any]:
 
 _MODEL_ID = r"^[A-Za-z0-9](?:[A-Za-z0-9._:-]|/[A-Za-z0-9._:-])*$"
 _NAME = r"^[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?$"
-_LABEL_KEY = r"^(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$"
-_LABEL_VALUE = r"^[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?$"
+_DOMAIN = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+_LABEL_KEY = rf"^(?:{_DOMAIN}/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{{0,61}}[A-Za-z0-9])?$"
+_LABEL_VALUE = r"^[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?$"
 _KEY_ID = r"^[0-9a-f]{12}$"
 _KEY_OWNER = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 TIME_OF_DAY = r"^(?:[01][0-9]|2[0-3]):[0-5][0-9]$"
@@ -41,8 +42,8 @@ TIME_OF_DAY = r"^(?:[01][0-9]|2[0-3]):[0-5][0-9]$"
 PATTERN_REMEDIES: Mapping[str, str] = {
     _MODEL_ID: "must be letters, digits and ._:-/ that begin with a letter or digit",
     _NAME: "must be lower-case letters, digits and dashes (at most 40)",
-    _LABEL_KEY: "must be letters, digits and ._- between letters or digits, after a lower-case domain/ or none",
-    _LABEL_VALUE: "must be letters, digits and ._- between letters or digits",
+    _LABEL_KEY: "must be at most 63 of a-z, A-Z, 0-9 and ._- between letters or digits, after a domain/ or none",
+    _LABEL_VALUE: "must be a-z, A-Z, 0-9 and ._- between letters or digits",
     _KEY_ID: "must be the 12 hexadecimal digits that `muxfleet keys new` shows",
     _KEY_OWNER: "must be at most 63 letters, digits and ._- that begin with a letter or digit",
     TIME_OF_DAY: 'must be a time of day (UTC) as "07:30", in quotes',

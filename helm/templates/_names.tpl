@@ -70,8 +70,13 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if eq .Values.upgrade.strategy "RollingUpdate" -}}true{{- end -}}
 {{- end -}}
 
+{{/* With what a Job's name has after it at most 63 characters; names that are cut have a digest of the whole. */}}
 {{- define "muxfleet.rolloutName" -}}
-{{- include "muxfleet.fullname" . | trunc 43 | trimSuffix "-" }}-rollout
+{{- $name := include "muxfleet.fullname" . -}}
+{{- if gt (len $name) 46 -}}
+{{- $name = printf "%s-%s" ($name | trunc 37 | trimSuffix "-") ($name | sha256sum | trunc 8) -}}
+{{- end -}}
+{{- $name }}-rollout
 {{- end -}}
 
 {{- define "muxfleet.isIncremental" -}}

@@ -93,9 +93,10 @@
 {{/* Takes path, labels. */}}
 {{- define "muxfleet.checkLabelWords" -}}
 {{- $word := "[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?" -}}
+{{- $domain := "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*" -}}
 {{- $path := .path -}}
 {{- range $name, $value := .labels -}}
-{{- if not (and (regexMatch (printf "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?%s$" $word) $name) (regexMatch (printf "^(%s)?$" $word) $value)) -}}
+{{- if not (and (regexMatch (printf "^(%s/)?%s$" $domain $word) $name) (regexMatch (printf "^(%s)?$" $word) $value)) -}}
 {{- include "muxfleet.refuse" (dict "key" (printf "%s[%s]" $path $name) "value" $value "remedy" "no label that Kubernetes takes; write letters, digits and ._- between letters or digits, at most 63, the name after a domain/ or none") -}}
 {{- end -}}
 {{- end -}}

@@ -100,7 +100,7 @@ BAD_FILES = {
     "bad label": (
         MODEL + "pools: [{node_labels: {muxfleet.io/pool: 'a b'}}]",
         [
-            'f.yaml:2: pools[0].node_labels.muxfleet.io/pool = "a b": must be letters, digits and ._- between letters '
+            'f.yaml:2: pools[0].node_labels.muxfleet.io/pool = "a b": must be a-z, A-Z, 0-9 and ._- between letters '
             "or digits"
         ],
     ),

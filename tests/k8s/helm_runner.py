@@ -54,8 +54,9 @@ class Helm:
         release: str = "fleet",
         apis: Sequence[str] = APIS,
         kubernetes: str = "1.35.0",
+        namespace: str = "llm",
     ) -> Outcome:
-        arguments = ["template", release, str(chart), "--namespace", "llm", "--kube-version", kubernetes]
+        arguments = ["template", release, str(chart), "--namespace", namespace, "--kube-version", kubernetes]
         for file in values:
             arguments += ["--values", str(file)]
         for api in apis:

@@ -49,6 +49,32 @@ def test_names__of_digits__are_text(helm4: Helm, chart: Path) -> None:
     assert {type(leaf) for leaf in found} == {str}
 
 
+def test_names__namespace_of_digits__is_text(helm4: Helm, chart: Path) -> None:
+    (binding,) = of_kind(minimal_objects(helm4, chart, {}, namespace=DIGITS), "RoleBinding")
+
+    assert [subject["namespace"] for subject in binding["subjects"]] == [DIGITS]
+
+
+def test_names__long_releases_that_begin_alike__are_other_objects(helm4: Helm, chart: Path) -> None:
+    """Those that differ within what is kept of a release's name."""
+    names = [
+        {(found["kind"], found["metadata"]["name"]) for found in minimal_objects(helm4, chart, {}, release=release)}
+        for release in ("a" * 43 + "-one", "a" * 43 + "-two")
+    ]
+
+    assert names[0].isdisjoint(names[1])
+
+
+def test_names__pool_that_is_called_as_the_head__has_a_budget_beside_the_heads(helm4: Helm, chart: Path) -> None:
+    overrides = {
+        "podDisruptionBudget": {"protectHead": True},
+        "fleet": {"pools": [{"name": "ray-head", "nodes": {"min": 2}}]},
+    }
+    budgets = of_kind(minimal_objects(helm4, chart, overrides), "PodDisruptionBudget")
+
+    assert len({budget["metadata"]["name"] for budget in budgets}) == len(budgets) == 2
+
+
 def test_names__word_that_yaml_reads_as_truth__is_text(helm4: Helm, chart: Path) -> None:
     manifests = minimal_objects(helm4, chart, {"fullnameOverride": "true"})
     (job,), roles = of_kind(manifests, "Job"), of_kind(manifests, "Role")

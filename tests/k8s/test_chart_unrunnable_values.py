@@ -241,6 +241,10 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         {"head": {"podLabels": {"my team": "search"}}},
         'muxfleet: head.podLabels[my team] = "search": no label that Kubernetes takes; ',
     ),
+    "label of a domain that is none": (
+        pool(node_labels={"a..io/b": "c"}),
+        'muxfleet: fleet.pools[0].node_labels[a..io/b] = "c": no label that Kubernetes takes; ',
+    ),
     "label with a value that is none": (
         {"workers": {"podLabels": {"team": "search engines"}}},
         'muxfleet: workers.podLabels[team] = "search engines": no label that Kubernetes takes; write letters, digits '
