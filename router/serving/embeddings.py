@@ -10,7 +10,7 @@ import numpy as np
 from router.errors import GenerationFailed, InvalidRequest
 from router.generation import Output
 from router.openai.embeddings import EmbeddingsRequest
-from router.serving.pooling import PoolingPrompts, PromptRoom
+from router.serving.pooling import NOT_FINITE, PoolingPrompts, PromptRoom
 from router.serving.prompts import Prompt, prompt_tokens
 from router.telemetry.service_report import ServiceReport
 from router.text.tokenization import Tokenizers
@@ -82,6 +82,8 @@ class EmbeddingsResponse:
     def _entry(self, index: int, embedding: bytes) -> bytes:
         values = np.frombuffer(embedding, dtype="<f4").astype(np.float64)
         self._request.check_size(len(values))
+        if not np.isfinite(values).all():  # JSON has no such numbers
+            raise GenerationFailed(model=self._request.model, reason=NOT_FINITE)
         values = values[: self._request.dimensions]
         values /= max(float(np.linalg.norm(values)), np.finfo(np.float64).tiny)
         told = b64encode(values.astype("<f4").tobytes()).decode() if self._request.as_base64 else values.tolist()

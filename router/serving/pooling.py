@@ -17,6 +17,8 @@ from router.serving.response import AnswerT
 from router.telemetry.service_report import ServiceReport
 from router.view import ModelCard
 
+NOT_FINITE = "what the model computed is not finite (NaN or infinity); serve it with dtype float32 or bfloat16"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingPrompts(Generic[AnswerT]):

@@ -11,7 +11,7 @@ from router.generation import Output
 from router.openai.large_body import MAX_TOKEN_IDS
 from router.openai.rerank import RerankRequest
 from router.openai.schemas import EmbeddingsUsage, RankedDocument, RankedText, RerankReply
-from router.serving.pooling import PoolingPrompts, PromptRoom
+from router.serving.pooling import NOT_FINITE, PoolingPrompts, PromptRoom
 from router.serving.prompts import Prompt
 from router.telemetry.service_report import ServiceReport
 from router.text.checkpoint_modules import RerankerHead
@@ -117,6 +117,8 @@ class RerankResponse:
             raise self._too_old()
         logits = struct.unpack(f"<{size}f", told)
         score = logits[0] - sum(logits[1:])
+        if not math.isfinite(score):  # it would rank as 0.0, or as null
+            raise GenerationFailed(model=self._request.model, reason=NOT_FINITE)
         return _logistic(score) if self._head.is_probability else score
 
     def _too_old(self) -> GenerationFailed:

@@ -165,6 +165,16 @@ async def test_unit__of_a_version_without_them__is_an_error_that_says_so(serve) 
     assert "version" in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+async def test_numbers__that_are_not_finite__are_an_error_that_says_so(serve, encoding, number) -> None:
+    told = np.array([1.0, number], dtype="<f4").tobytes()
+    broken = Delta(0, 0, "", [120], finish=FinishReason.LENGTH, embedding=told)
+    reply = await post(await serve(FakeUnit(fail=lambda request: broken)), input="hi", encoding_format=encoding)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "generation_failed")
+    assert "not finite" in reply.json()["error"]["message"]
+
+
 def declared(folder: Path, *modules: str, pooling: dict | None = None) -> None:
     """Writes what sentence-transformers writes of a model."""
     kinds = [{"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"} for i, kind in enumerate(modules)]

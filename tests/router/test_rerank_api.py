@@ -125,6 +125,18 @@ async def test_score__beyond_what_exponentials_hold__is_certain(ranker) -> None:
     assert [(r["index"], r["relevance_score"]) for r in results] == [(1, 1.0), (0, 0.0)]
 
 
+@pytest.mark.parametrize("logits", [(math.nan, 1.0), (1.0, math.nan), (math.inf, math.inf), (1.0, -math.inf)])
+@pytest.mark.parametrize("activation", [{}, {"activation_fn": IDENTITY}])
+async def test_scores__of_logits_that_are_not_finite__are_an_error_not_a_rank(
+    ranker, folder, logits, activation
+) -> None:
+    declare_reranker(folder, true_token=YES, false_token=NO, whole=activation)
+    told = {"a": (0.5, 0.1), "b": logits}
+    reply = await post(await ranker(FakeUnit(fail=lambda request: _told(request, told))), documents=["a", "b"])
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "generation_failed")
+    assert "not finite" in reply.json()["error"]["message"]
+
+
 def _told(request, logits) -> Delta:
     (document,) = (name for name in logits if request.prompt_token_ids == prompt(name))
     told = struct.pack("<2f", *logits[document])
