@@ -166,6 +166,16 @@ def test_tropical__target_leaves_no_room__layers_and_steps_take_turns():
     assert len(engine.tokens_of("decoding")) == 40
 
 
+def test_tropical__three_models_decode_in_turn__a_prompt_has_the_layers_that_fit_before_the_next_step():
+    """Steps of 4.1 ms in turn leave each model 0.95 * 20 - 3 * 4.1 = 6.7 ms: one layer of 3.25, or two."""
+    decoding = [(0.0, Arrival(make_request(m, m, prompt_tokens=2, max_tokens=100))) for m in "abc"]
+    long = make_request("long", "a", prompt_tokens=60, max_tokens=2, first=9)
+    engine = VirtualEngine([*decoding, (0.1, Arrival(long))], policy="tropical", models="abc", quota_blocks=150).run()
+
+    told_s = {e.request_id: t for e, t in reversed([*zip(engine.token_events, engine.event_times_s, strict=True)])}
+    assert told_s["long"] < 0.2
+
+
 @pytest.mark.parametrize(
     ("decode_sms", "least_for_tbt", "most_for_ttft", "moved"),
     [

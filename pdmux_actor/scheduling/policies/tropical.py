@@ -11,7 +11,7 @@ mean, so that slack is saved up over an answer; targets here are of every gap, a
 Tropical also sends requests to workers that only prefill, which is the fleet's and not here.
 
 Assumed: 95 % of a target are used, and where that leaves no room for one layer beside a step, layers and steps take
-turns. The paper serves one model; several take turns.
+turns. The paper serves one model; several take turns, so that t_d is that of all steps up to the sequence's own.
 """
 
 import math
@@ -58,11 +58,12 @@ class Tropical:
         if not state.decoding():
             return num_layers
         decoding = state.decoding()
-        step_s = sum([decode_cycle_s(state, [queue], state.total_sms) for queue in decoding])  # never two at once
+        steps_s = [decode_cycle_s(state, [queue], state.total_sms) for queue in decoding]  # never two at once
         prompt_s = whole_prefill_s(state, prefilling, _next_shapes(state, prefilling), state.total_sms)
-        if (_KEPT * tightest_tbt_s(decoding) - step_s) * num_layers < prompt_s:
+        if (_KEPT * tightest_tbt_s(decoding) - sum(steps_s)) * num_layers < prompt_s:
             return int(self._phase_turn.take(("decode", "prefill")) == "prefill")
-        slack_s = min(_next_due_s(s, now_s) for queue in decoding for s in queue.running) - now_s - step_s
+        dues_s = [min([_next_due_s(s, now_s) for s in queue.running]) for queue in decoding]
+        slack_s = _slack_s(sorted(zip(dues_s, steps_s, strict=True)), now_s)
         return num_layers if slack_s >= prompt_s else max(0, math.floor(slack_s * num_layers / prompt_s))
 
 
@@ -80,6 +81,18 @@ def _next_shapes(state: UnitState, model: str) -> Sequence[ChunkShape]:
     if state.batch is not None:
         return state.batch.shapes
     return preview_chunks(state.queues[model], state.settings, state.settings.max_batch_tokens, whole_prompts=True)
+
+
+def _slack_s(steps: Sequence[tuple[float, float]], now_s: float) -> float:
+    """`steps` are when a model's is due to end, the next first, and what it takes: it waits for those before it only.
+
+    With those behind it as well, several models in turn would never leave a layer any room.
+    """
+    slack_s, taken_s = math.inf, 0.0
+    for due_s, step_s in steps:
+        taken_s += step_s
+        slack_s = min(slack_s, due_s - now_s - taken_s)
+    return slack_s
 
 
 def _next_due_s(sequence: TokenSequence, now_s: float) -> float:
