@@ -56,8 +56,11 @@ def otlp_endpoint() -> str | None:
 
 
 def ray_address() -> str | None:
-    """An existing cluster to join, from RAY_ADDRESS."""
-    return os.environ.get("RAY_ADDRESS") or None
+    """An existing cluster to join, from RAY_ADDRESS. None also for `local`: by that Ray means one of this machine that
+    is started now.
+    """
+    address = os.environ.get("RAY_ADDRESS") or None
+    return None if address == "local" else address
 
 
 def ray_reconnect_s() -> float:

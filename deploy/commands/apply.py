@@ -11,7 +11,7 @@ from rich.console import Console
 
 from deploy.commands.start_screen import ModelLines
 from deploy.commands.terminal import terminal
-from deploy.environment import export_environment, ray_address, running_fleets_folder
+from deploy.environment import ray_address, replace_environment, running_fleets_folder
 from deploy.errors import ChangeNotReady, FleetStartError, RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.local.fleet_end import ending_with
@@ -115,6 +115,6 @@ def _found(fleet: FleetFile) -> tuple[str, FleetFile, RunningFleet | None]:
     if address is not None:
         return address, fleet, None
     found = find_fleet(running_fleets_folder(), fleet.name)
-    export_environment(joining_environment(auth_token=found.auth_token))
+    replace_environment(joining_environment(auth_token=found.auth_token))
     port = httpx.URL(found.url).port
     return found.address, fleet if port is None else at_port(fleet, port), found

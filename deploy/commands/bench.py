@@ -74,7 +74,7 @@ def bench(
         found = {**summary.as_dict(), "distributions": distributions(outcomes, PERCENTS)}
         write_json(json_file, {**about, **left, **found})
     if out is not None:
-        _write_outcomes(outcomes, out, {"trace": whole.name, "url": url, "seed": str(seed)})
+        _write_outcomes(outcomes, out, {"trace": whole.name, "url": without_user(url), "seed": str(seed)})
     show_trouble(console, summary, outcomes)
     if len(outcomes) < len(fitted.trace.records):
         raise KeyboardInterrupt

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.environment import export_environment, ray_address, running_fleets_folder
+from deploy.environment import ray_address, replace_environment, running_fleets_folder
 from deploy.local.fleet_end import ending_with
 from deploy.local.ray_environment import joining_environment
 from deploy.local.running_fleets import find_fleet, only_fleet
@@ -40,7 +40,7 @@ def joined_fleet(name: str | None) -> Iterator["ControllerCalls"]:
     if address is None:
         folder = running_fleets_folder()
         found = only_fleet(folder) if name is None else find_fleet(folder, name)
-        export_environment(joining_environment(auth_token=found.auth_token))
+        replace_environment(joining_environment(auth_token=found.auth_token))
         address, told, ending = found.address, found.name, ending_with(found, folder)
     check_cluster_answers(address)
     from deploy.local.local_ray import joined_ray  # Ray reads its environment when it is imported

@@ -128,11 +128,12 @@ def read_key_file(path: Path) -> KeyFile:
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """Keeps other commands from changing the file between the reading and the writing of this one.
+    """Keeps other commands from changing the file between the reading and the writing of this one, also by a link.
 
     Raises KeyFileError, OutputNotWritable.
     """
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCKED_S, mode=0o600)
+    there = path.resolve()
+    lock = FileLock(there.with_name(f".{there.name}.lock"), timeout=_LOCKED_S, mode=0o600)
     try:
         held = lock.acquire()
     except Timeout as error:
@@ -146,11 +147,11 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 def write_key_file(path: Path, keys: KeyFile) -> None:
     """Writes the file in one step: a gateway that reads meanwhile sees the old file or the new one. Only its owner may
-    read it.
+    read it. Follows links: the gateway reads what they lead to.
 
     Raises OutputNotWritable.
     """
     try:
-        replace_for_owner(path, keys.to_yaml().encode())
+        replace_for_owner(path.resolve(), keys.to_yaml().encode())
     except OSError as error:
         raise OutputNotWritable(path=str(path), reason=error.strerror or str(error)) from error

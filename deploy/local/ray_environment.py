@@ -87,6 +87,8 @@ def haproxy_files(folder: Path) -> Mapping[str, str]:
 
 
 def joining_environment(*, auth_token: str) -> Mapping[str, str]:
-    """Returns the environment of a command that changes a cluster of `muxfleet up`."""
+    """Returns the environment of a command that changes a cluster of `muxfleet up`. It comes before the user's own: a
+    token there is of another cluster.
+    """
     authentication = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": auth_token}
     return {**authentication, **_LOOPBACK, "RAY_USAGE_STATS_ENABLED": "0", **_NO_LOGS}

@@ -13,7 +13,6 @@ from deploy.fleet_file.settings import FleetFile
 _CONNECT_S = 5.0
 _NOTES_BYTES = 64 * 1024  # an empty file can be made on a disk that is full
 _OPEN_FILES = 512
-_WITHOUT_ADDRESS = frozenset({"auto", "local"})  # Ray finds out by itself, at once
 
 
 def check_notes_folder(folder: Path) -> None:
@@ -83,7 +82,7 @@ def check_gpus(fleet: FleetFile, count: Callable[[], int]) -> None:
 
 def check_cluster_answers(address: str) -> None:
     """Ray itself would try for a quarter of an hour. `address` is that of a head."""
-    if address in _WITHOUT_ADDRESS:
+    if address == "auto":  # Ray finds out by itself, at once
         return
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:

@@ -1,5 +1,6 @@
 """muxfleet apply, without a cluster."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,7 @@ def fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("deploy.commands.apply.check_cluster_answers", lambda address: None)
-    monkeypatch.setattr("deploy.commands.apply.export_environment", lambda variables: None)
+    monkeypatch.setattr("deploy.commands.apply.replace_environment", lambda variables: None)
     monkeypatch.setattr("deploy.local.local_ray.joined_ray", no_ray)
     monkeypatch.setattr("deploy.serve.serve_fleet.ServeFleet", FleetWhoseModelsStayAway)
     monkeypatch.setattr("deploy.serve.sole_change.sole_change", alone)
@@ -146,3 +147,29 @@ def test_apply__a_model_does_not_load_and_the_port_is_another__ends_with_1_and_s
     assert "the fleet runs, but model 'a' does not load: its tokenizer is damaged; `muxfleet status`" in said.err
     assert f"it serves at {running_here().url}; gateway.port 21999 counts when it is started" in said.out
     assert "applied in" not in said.out
+
+
+@pytest.mark.parametrize("command", ["apply", "cordon"])
+def test_commands__user_has_a_token_of_another_ray_cluster__go_to_the_fleet_with_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The fleet's cluster refused them: as of one that does not answer."""
+    tokens: list[tuple[str, str]] = []
+
+    def join(address: str, *, is_verbose: bool) -> None:
+        tokens.append((os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]))
+        raise KeyboardInterrupt
+
+    own = {"XDG_CACHE_HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "of-another"}
+    others = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    monkeypatch.setattr(os, "environ", others | own)
+    monkeypatch.setattr("deploy.commands.apply.check_cluster_answers", lambda address: None)
+    monkeypatch.setattr("deploy.commands.joined_fleet.check_cluster_answers", lambda address: None)
+    monkeypatch.setattr("deploy.local.local_ray.joined_ray", join)
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILE)
+    fleet = running_here()
+    with announced(tmp_path / "muxfleet" / "fleets", fleet):
+        assert run(command, str(file) if command == "apply" else "a-unit") == 130
+
+    assert tokens == [("token", fleet.auth_token)]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from deploy.cli import main
@@ -46,7 +47,7 @@ def test_bench__interrupted__keeps_what_had_ended(
     files = ["--json", str(tmp_path / "run.json"), "--out", str(tmp_path / "rows.parquet")]
 
     with pytest.raises(SystemExit) as stopped:
-        main(["bench", "http://127.0.0.1:9", "--trace", str(tmp_path / "trace.csv"), *files])
+        main(["bench", "http://me:secret@127.0.0.1:9", "--trace", str(tmp_path / "trace.csv"), *files])
 
     out, err = capsys.readouterr()
     assert (stopped.value.code, err) == (130, "")
@@ -56,4 +57,4 @@ def test_bench__interrupted__keeps_what_had_ended(
     found = json.loads((tmp_path / "run.json").read_text())
     assert "interrupted: 2 of 5 requests had ended" in out
     assert (found["total"]["requests"], found["total"]["finished"], found["not_ended"]) == (2, 2, 3)
-    assert (tmp_path / "rows.parquet").exists()
+    assert pq.read_schema(tmp_path / "rows.parquet").metadata[b"url"] == b"http://...@127.0.0.1:9"

@@ -178,6 +178,20 @@ def test_keys_new__another_changes_the_file_for_long__is_told(
     assert "another command has been changing it" in capsys.readouterr().err
 
 
+def test_keys__file_is_a_link__change_what_it_leads_to(tmp_path: Path) -> None:
+    """The gateway reads that: a link that became a file of its own hid a new key from it, and a revocation."""
+    file, link = tmp_path / "shared.yaml", tmp_path / "keys.yaml"
+    link.symlink_to(file)
+
+    assert run("keys", "new", "first", "--file", str(link)) == 0  # the link leads nowhere yet
+    assert run("keys", "new", "second", "--file", str(link)) == 0
+    first, second = read_key_file(file).keys
+    assert run("keys", "revoke", first.id, "--file", str(link)) == 0
+
+    assert link.is_symlink()
+    assert read_key_file(file).keys == (second,)
+
+
 @pytest.mark.parametrize("goes_to", ["full disk", "nobody"])
 def test_keys_new__cannot_show_the_key__none_is_left_in_the_file(tmp_path: Path, goes_to: str) -> None:
     """It would be one that nobody knows, and that nobody would ever revoke."""

@@ -7,6 +7,7 @@ import pytest
 from full_disk import full_disk
 
 from deploy.cli import main
+from deploy.environment import ray_address
 from deploy.errors import ClusterUnreachable, FleetStartError, SourceNotFound
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
 from deploy.local.local_ray import local_ray
@@ -129,6 +130,13 @@ def test_cluster__nobody_listens__is_said_at_once() -> None:
 def test_cluster__no_address__is_said(address: str) -> None:
     with pytest.raises(ClusterUnreachable, match=r"is no host:port; .* RAY_ADDRESS is the host:port of a cluster"):
         check_cluster_answers(address)
+
+
+def test_ray_address__local__is_no_cluster_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would start one each time: `up` one without our settings, that nobody finds or watches; `apply` an empty."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+
+    assert ray_address() is None
 
 
 @pytest.mark.parametrize("command", [("drain", "u"), ("cordon", "u"), ("uncordon", "u"), ("apply", "--dry-run")])
