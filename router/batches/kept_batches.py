@@ -4,6 +4,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -30,7 +31,12 @@ class KeptBatches:
 
     def add(self, request: BatchRequest) -> None:
         self._store.write(f"{_folder(request)}/request.json", msgspec.json.encode(request))
-        self._store.write(f"{_OPEN}/{request.owner}.{request.id}", b"")
+        try:
+            self._store.write(f"{_OPEN}/{request.owner}.{request.id}", b"")
+        except OSError:
+            with suppress(OSError):  # nobody would work on it, and it would be listed for ever
+                self._store.delete(_folder(request))
+            raise
 
     def request(self, owner: str, batch_id: str) -> BatchRequest | None:
         data = self._store.read(f"{owner}/batches/{batch_id}/request.json") if _ID.match(batch_id) else None

@@ -7,6 +7,8 @@ import pytest
 from batch_rig import CHAT, eventually_ready, jsonl, line
 from bucket_filesystem import Bucket, register
 
+from router.batches.batch_body import BatchBody, new_batch
+from router.batches.kept_batches import KeptBatches
 from router.batches.object_store import ObjectStore, StoreUnusable
 
 
@@ -79,3 +81,23 @@ def test_store__place_cannot_be_written_to__is_told_at_its_opening(tmp_path, buc
     for url in (register(bucket), "nosuch://bucket/x"):
         with pytest.raises(StoreUnusable, match=url):
             ObjectStore(url)
+
+
+def test_batch__store_fails_in_the_midst_of_its_making__is_not_listed_as_waiting_for_ever(
+    tmp_path, monkeypatch
+) -> None:
+    batches = KeptBatches(ObjectStore(str(tmp_path)))
+    body = BatchBody(input_file_id="file", endpoint=CHAT, completion_window="24h")
+    made = new_batch(body, [CHAT], owner="ann", tenant="ann", now_s=1.0)
+    write = ObjectStore.write
+
+    def full(store: ObjectStore, path: str, data: bytes) -> None:
+        if path.startswith("open/"):
+            raise OSError("no space left")
+        write(store, path, data)
+
+    monkeypatch.setattr(ObjectStore, "write", full)
+    with pytest.raises(OSError, match="no space left"):
+        batches.add(made)
+
+    assert (batches.ids("ann"), batches.open_batches()) == ([], [])
