@@ -83,6 +83,17 @@ def test_loongserve__emptied_instance_has_no_room_elsewhere__prompt_waits_for_an
     assert times["m"] == [0.41, 0.42]
 
 
+def test_loongserve__answer_beside_another_ends__the_other_instance_is_emptied_into_its_room() -> None:
+    """An instance holds 260 tokens, "a" and "c" have one. When "a" ends at 0.4 s "m" need not wait for "b" any more."""
+    settings = replace(design().settings, max_batch_tokens=200)
+    small = replace(design(), total_blocks=65, settings=settings)
+    instance = replace(small, models=(replace(small.models[0], quota_blocks=65),))
+    pair = [(0.0, request("a", max_tokens=36)), (0.0, request("c", max_tokens=60))]
+    times = token_times(*pair, (0.15, request("b", max_tokens=60)), (0.3, request("m")), instance=instance)
+    assert times["a"][-1] == 0.4
+    assert times["m"] == [0.5, 0.51]
+
+
 def test_loongserve__prompts_of_one_instant__run_as_one_batch() -> None:
     """On two instances 200 tokens take 0.1 s; both decode where the KV of the batch is."""
     settings = replace(design().settings, max_batch_tokens=200)

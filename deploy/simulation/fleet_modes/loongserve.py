@@ -220,8 +220,7 @@ class LoongServeUnit:
             self._grow(decoding, self._kv_bytes(decoding.request, len(event.tokens)))
             if event.finish is not None:
                 self._grow(self._decoding.pop(event.request_id), -decoding.kv_bytes)
-        has_ended = any(event.finish is not None for event in passed_on)
-        if self._waiting and (not self._used_bytes[place] or (has_ended and self._stops_decode)):
+        if self._waiting and any(event.finish is not None for event in passed_on):
             self._dispatch_now()
         self._on_tokens(passed_on)
 
