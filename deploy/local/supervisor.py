@@ -21,6 +21,7 @@ from pdmux_actor.serving.quiet_pace import QuietPace
 _TICK_S = 0.25
 _LOOK_EVERY_S, _QUIET_LOOK_EVERY_S = 1.0, 5.0  # a look goes through all processes of the machine
 _AGAIN_S = 0.5  # a terminal that sends Ctrl-C twice at once means one
+_LOST_S = 15.0  # to kill what is left of a cluster and remove its folder: no stream is left that might be cut
 _GRACE_S = 3.0  # what runs out of time says so by itself if it can
 
 
@@ -110,8 +111,9 @@ class Supervisor:
                     remedy="run again with -v for the logs, or allow more with --wait",
                 )
             )
-        if self._ending_since_s is not None and now_s - self._ending_since_s > self._stop_s:
-            self._end_by_force(f"stopping takes longer than {self._stop_s:g} s: ending all by force")
+        stop_s = max(self._stop_s, _LOST_S) if self.is_lost else self._stop_s
+        if self._ending_since_s is not None and now_s - self._ending_since_s > stop_s:
+            self._end_by_force(f"stopping takes longer than {stop_s:g} s: ending all by force")
 
     def _take_signals(self, now_s: float) -> None:
         try:

@@ -210,3 +210,23 @@ def test_look__process_ends_in_a_quiet_fleet__is_seen_at_once_and_so_is_the_next
     assert told[0].startswith("Serve's controller (process 2) has ended: ")
     assert told[1:] == ["Serve's controller runs again, after 14 s"]
     assert min(s for s in tree.looked_s if s > 31.1) == 31.25
+
+
+@pytest.mark.parametrize(
+    ("later_s", "forced"), [(10.0, []), (20.0, ["stopping takes longer than 15 s: ending all by force"])]
+)
+def test_stop_wait__is_over_while_a_lost_cluster_is_killed__does_not_keep_the_fleet_from_a_restart(
+    later_s: float, forced: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No stream is left to cut: `up --restart --stop-wait 1` ended, with 1, where it should have begun again."""
+    told: list[str] = []
+    supervisor = Supervisor(stop_s=1.0, tell=print)
+    monkeypatch.setattr(supervisor, "_end_by_force", told.append)
+    supervisor._signals.setblocking(False)
+    supervisor._tree = ScriptedTree(lambda now_s: {})
+    supervisor.is_lost = True
+    supervisor.now_ending()
+
+    supervisor._tick(time.monotonic() + later_s)
+
+    assert told == forced
