@@ -13,6 +13,7 @@ their own, and groups across nodes. Models below `replicas.min` go first, which 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -49,15 +50,20 @@ class AlpaServeSolver:
 
     def _best(self, partitions: Sequence[Sequence[UnitCapacity]], models: Sequence[PlacementModel]) -> FleetPlan:
         best: tuple[tuple[int, int], FleetPlan] | None = None
-        for units in partitions:
-            for stages in (s for s in _STAGES if s <= max([1, *(u.num_gpus for u in units)])):
-                if best is not None and self.is_time_up():
-                    break
-                filling = _Filling(units, models, stages, self)
-                merit = filling.fill(self.is_time_up)
-                if best is None or merit > best[0]:
-                    plan = plan_of_packing(filling.packing, dict(enumerate(units)), rule=_RULE)
-                    best = merit, FleetPlan(units=tuple(units), plan=plan)
+        fillings = [
+            _Filling(units, models, stages, self.estimator)
+            for units in partitions
+            for stages in (s for s in _STAGES if s <= max([1, *(u.num_gpus for u in units)]))
+        ]
+        alone_s = [min([f.alone_s[m] for f in fillings if m in f.alone_s], default=0.0) for m in range(len(models))]
+        deadlines_s = {model: _SLO_SCALE * seconds for model, seconds in enumerate(alone_s)}
+        for filling in fillings:
+            if best is not None and self.is_time_up():
+                break
+            merit = filling.fill(deadlines_s, self)
+            if best is None or merit > best[0]:
+                plan = plan_of_packing(filling.packing, dict(enumerate(filling.units)), rule=_RULE)
+                best = merit, FleetPlan(units=tuple(filling.units), plan=plan)
         assert best is not None, "there is a partition, and one stage"
         return best[1]
 
@@ -102,10 +108,11 @@ class _Filling:
     """Groups of one partition being filled."""
 
     def __init__(
-        self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], stages: int, solver: AlpaServeSolver
+        self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], stages: int, estimator: Estimator
     ) -> None:
+        self.units = units
         stage_units = [_stage_of(unit, stages) for unit in units]
-        self._instance = make_instance([*units, *stage_units], models, solver.estimator)
+        self._instance = make_instance([*units, *stage_units], models, estimator)
         self.packing = Packing.of_units(self._instance, units)
         self._stages = [min(stages, unit.num_gpus) for unit in units]
         kinds = [
@@ -114,24 +121,24 @@ class _Filling:
         self._times = [
             self._batch_times(group, stage, parts) for (group, stage), parts in zip(kinds, self._stages, strict=True)
         ]
-        alone_s = {
-            model: min((t[model].seconds(1) for t in self._times if model in t), default=0.0)
-            for model in range(len(self._instance.models))
-        }
-        self._deadlines_s = {model: _SLO_SCALE * seconds for model, seconds in alone_s.items()}
-        self._arrivals = _arrivals(self._instance, self._deadlines_s, solver.most_requests)
+        # What a request of each model that runs here takes alone, at best.
+        self.alone_s = {m: min([t[m].seconds(1) for t in self._times if m in t]) for m in {*chain(*self._times)}}
+        self._deadlines_s: Mapping[int, float] = {}
+        self._arrivals: Sequence[Arrival] = ()
 
-    def fill(self, is_time_up: IsTimeUp) -> tuple[int, int]:
+    def fill(self, deadlines_s: Mapping[int, float], solver: AlpaServeSolver) -> tuple[int, int]:
         """Returns how good the best filling is, which the packing then has: replicas missing, negative, and requests in
-        time.
+        time. All partitions have the same deadlines: slow groups would be given more time, and more requests to count.
         """
+        self._deadlines_s = deadlines_s
+        self._arrivals = _arrivals(self._instance, deadlines_s, solver.most_requests)
         best: tuple[tuple[int, int], Snapshot] | None = None
         while True:
             outcome = self._simulated()
             merit = (-self.packing.missing, sum(outcome.in_time.values()))
             if best is None or merit > best[0]:
                 best = merit, self.packing.snapshot()
-            if merit == (0, len(self._arrivals)) or is_time_up() or not self._add_replica(outcome):
+            if merit == (0, len(self._arrivals)) or solver.is_time_up() or not self._add_replica(outcome):
                 break
         self.packing.restore(best[1])
         return best[0]

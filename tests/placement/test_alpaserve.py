@@ -1,14 +1,18 @@
 """AlpaServe's simulation and its greedy placement, on sums by hand."""
 
+from collections.abc import Mapping, Sequence
+from unittest.mock import patch
+
 import pytest
 from counted_latency import COUNTED
 from hypothesis import given, settings
 from llama_fleets import LLAMA_7B, LLAMA_65B, llm, nodes
 from placement_cases import assert_sound, make_model, make_unit, model_lists, unit_lists
 
-from placement.estimation.pipeline_simulation import BatchTime, run_pipelines
+from placement.estimation.pipeline_simulation import Arrival, BatchTime, PipelineOutcome, run_pipelines
 from placement.plan import UnitCapacity
 from placement.problem import PlacementModel
+from placement.solvers import alpaserve
 from placement.solvers.alpaserve import AlpaServeSolver
 from profiler.gpus.a100_80g import DEVICE as A100_80G
 
@@ -77,6 +81,28 @@ def test_partition__model_of_65b__has_groups_that_hold_it() -> None:
     assert_sound(layout.plan, list(layout.units), models)
     assert layout.plan.unplaced == {}
     assert {u.num_gpus for u in layout.units} <= {4, 8}
+
+
+def test_partition__larger_groups_are_faster__slow_ones_are_not_given_more_time() -> None:
+    """A pipeline's request takes longer alone: its deadline, and so the requests that count, are those of all."""
+    models = [llm("m", LLAMA_7B, rate_per_s=8)]
+    given: list[tuple[float, int]] = []
+
+    def seen(
+        groups: Sequence[Mapping[int, BatchTime]],
+        arrivals: Sequence[Arrival],
+        deadlines_s: Mapping[int, float],
+        *,
+        stages: Sequence[int],
+    ) -> PipelineOutcome:
+        given.append((deadlines_s[0], len(arrivals)))
+        return run_pipelines(groups, arrivals, deadlines_s, stages=stages)
+
+    with patch.object(alpaserve, "run_pipelines", seen):
+        AlpaServeSolver().lay_out([nodes(1)], models)
+
+    assert len(given) > 4
+    assert len({*given}) == 1
 
 
 @settings(max_examples=15, deadline=None)
