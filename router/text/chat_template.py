@@ -12,7 +12,7 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from router.text.reasoning_efforts import named_efforts
+from router.text.template_efforts import named_efforts
 
 # The first is what templates read; a message has its reasoning under one of them.
 _REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -144,16 +144,15 @@ class Tokenizers:
         characters = sum(len(message["content"]) for message in messages)
         _check_characters(characters, loaded, max_tokens, param)
         characters += len(msgspec.json.encode([tools, [m["tool_calls"] for m in messages if "tool_calls" in m]]))
+        variables = loaded.template_variables or ()
+        of_effort = {} if effort is None else effort_arguments(variables, loaded.efforts, effort)
         key = _key(card)
         call = EncodeChat(
             call=0,
             tokenizer=key,
             messages=[dict(message) for message in messages],
             tools=[dict(tool) for tool in tools],
-            template_arguments={
-                **effort_arguments(loaded.template_variables or (), loaded.efforts, effort),
-                **template_arguments,
-            },
+            template_arguments={**of_effort, **template_arguments},
             template_timeout_s=self._limits.template_timeout_s,
             max_tokens=self._limits.max_prompt_tokens,
             add_generation_prompt=add_generation_prompt,
