@@ -10,7 +10,7 @@ import numpy as np
 from router.errors import GenerationFailed, InvalidRequest
 from router.generation import Output
 from router.openai.embeddings import EmbeddingsRequest
-from router.serving.pooling import NOT_FINITE, PoolingPrompts, PromptRoom
+from router.serving.pooling import NOT_FINITE, PoolingPrompts, PromptRoom, told_of_prompts
 from router.serving.prompts import Prompt, prompt_tokens
 from router.telemetry.service_report import ServiceReport
 from router.text.tokenization import Tokenizers
@@ -43,8 +43,8 @@ async def embedding_prompts(
         room.take(len(token_ids))
         prompts.append(Prompt(token_ids=tuple(token_ids)))
 
-    def answer(outputs: AsyncGenerator[Output, None], num_tokens: int, report: ServiceReport) -> EmbeddingsResponse:
-        return EmbeddingsResponse(outputs, request, prompt_tokens=num_tokens, report=report)
+    def answer(outputs: AsyncGenerator[Output, None], report: ServiceReport) -> EmbeddingsResponse:
+        return EmbeddingsResponse(outputs, request, report=report)
 
     return PoolingPrompts(prompts=prompts, param=_PARAM, answer=answer)
 
@@ -57,25 +57,20 @@ class EmbeddingsResponse:
         outputs: AsyncGenerator[Output, None],
         request: EmbeddingsRequest,
         *,
-        prompt_tokens: int,
         report: ServiceReport,
     ) -> None:
         self.report = report
         self._outputs = outputs
         self._request = request
-        self._prompt_tokens = prompt_tokens
 
     async def document(self) -> bytes:
         """Raises what its generations raise, and InvalidRequest: they have fewer dimensions than were asked for."""
         model = self._request.model
         entries = [b""] * len(self._request.inputs)
-        async with aclosing(self._outputs) as outputs:
-            async for output in outputs:
-                if output.embedding:
-                    entries[output.choice] = self._entry(output.choice, output.embedding)
-                elif output.finish is not None and not entries[output.choice]:
-                    raise GenerationFailed(model=model, reason="the unit is of a version without embeddings")
-        usage = {"prompt_tokens": self._prompt_tokens, "total_tokens": self._prompt_tokens}
+        async with aclosing(told_of_prompts(self._outputs, model=model, what="embeddings")) as told:
+            async for place, embedding in told:
+                entries[place] = self._entry(place, embedding)
+        usage = {"prompt_tokens": self.report.prompt_tokens, "total_tokens": self.report.prompt_tokens}
         after = _encode({"model": model, "usage": usage})
         return b'{"object":"list","data":[' + b",".join(entries) + b"]," + after[1:]
 

@@ -309,7 +309,7 @@ class Gateway:
             context = await self._context_for(card.model, caller, report, longest)
             generations = asked.generations(card, context, report, gives_way=caller.priority is Priority.LOW)
             outputs = [self._runner.run(generation, caller, report) for generation in generations]
-            return asked.answer(interleave(so_many_at_once(outputs, self.limits.max_choices)), asked.num_tokens, report)
+            return asked.answer(interleave(so_many_at_once(outputs, self.limits.max_choices)), report)
 
         return await RenewedDocument.of(prepared)
 

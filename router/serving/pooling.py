@@ -4,11 +4,12 @@ no more. vLLM calls them pooling.
 
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic
 
 from pdmux_actor.messages import SamplingParams
-from router.errors import InvalidRequest
+from router.errors import GenerationFailed, InvalidRequest
 from router.generation import Generation, Output
 from router.live_view import ContextLengths
 from router.openai.large_body import MAX_TOKEN_IDS
@@ -22,13 +23,13 @@ NOT_FINITE = "what the model computed is not finite (NaN or infinity); serve it 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingPrompts(Generic[AnswerT]):
-    """`param` is what the client calls the prompts. `answer` makes an answer of their outputs, how many tokens they
-    have together, and a report. `scored_tokens` as of GenerateRequest.
+    """`param` is what the client calls the prompts. `answer` makes an answer of their outputs and a report, which has
+    the tokens of all of them. `scored_tokens` as of GenerateRequest.
     """
 
     prompts: Sequence[Prompt]
     param: str
-    answer: Callable[[AsyncGenerator[Output, None], int, ServiceReport], AnswerT]
+    answer: Callable[[AsyncGenerator[Output, None], ServiceReport], AnswerT]
     scored_tokens: tuple[int, ...] = ()
 
     @property
@@ -64,6 +65,26 @@ class PoolingPrompts(Generic[AnswerT]):
             )
             for index, prompt in enumerate(self.prompts)
         ]
+
+
+async def told_of_prompts(
+    outputs: AsyncGenerator[Output, None], *, model: str, what: str
+) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Yields what units computed of each prompt, with its place, as it comes. Raises what the generations raise, and
+    GenerationFailed: one ended without, for its unit is of a version that does not know `what`.
+    """
+    told: set[int] = set()
+    async with aclosing(outputs) as ending:
+        async for output in ending:
+            if output.embedding:
+                told.add(output.choice)
+                yield output.choice, output.embedding
+            elif output.finish is not None and output.choice not in told:
+                raise unknown_to_unit(model, what)
+
+
+def unknown_to_unit(model: str, what: str) -> GenerationFailed:
+    return GenerationFailed(model=model, reason=f"the unit is of a version without {what}")
 
 
 class PromptRoom:

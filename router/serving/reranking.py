@@ -11,7 +11,7 @@ from router.generation import Output
 from router.openai.large_body import MAX_TOKEN_IDS
 from router.openai.rerank import RerankRequest
 from router.openai.schemas import EmbeddingsUsage, RankedDocument, RankedText, RerankReply
-from router.serving.pooling import NOT_FINITE, PoolingPrompts, PromptRoom
+from router.serving.pooling import NOT_FINITE, PoolingPrompts, PromptRoom, told_of_prompts, unknown_to_unit
 from router.serving.prompts import Prompt
 from router.telemetry.service_report import ServiceReport
 from router.text.checkpoint_modules import RerankerHead
@@ -19,6 +19,7 @@ from router.text.tokenization import Tokenizers
 from router.view import ModelCard
 
 _PARAM = "documents"
+_WHAT = "scores of documents"
 
 
 async def rerank_prompts(
@@ -51,8 +52,8 @@ async def rerank_prompts(
         room.take(len(chat.token_ids))
         prompts.append(Prompt(token_ids=tuple(chat.token_ids)))
 
-    def answer(outputs: AsyncGenerator[Output, None], num_tokens: int, report: ServiceReport) -> RerankResponse:
-        return RerankResponse(outputs, request, head, prompt_tokens=num_tokens, report=report)
+    def answer(outputs: AsyncGenerator[Output, None], report: ServiceReport) -> RerankResponse:
+        return RerankResponse(outputs, request, head, report=report)
 
     return PoolingPrompts(prompts=prompts, param=_PARAM, answer=answer, scored_tokens=head.scored_tokens)
 
@@ -78,30 +79,23 @@ class RerankResponse:
         request: RerankRequest,
         head: RerankerHead,
         *,
-        prompt_tokens: int,
         report: ServiceReport,
     ) -> None:
         self.report = report
         self._outputs = outputs
         self._request = request
         self._head = head
-        self._prompt_tokens = prompt_tokens
 
     async def document(self) -> bytes:
         """Raises what its generations raise."""
         request = self._request
-        ranked: dict[int, RankedDocument] = {}
-        async with aclosing(self._outputs) as outputs:
-            async for output in outputs:
-                if output.embedding:
-                    ranked[output.choice] = self._ranked(output.choice, output.embedding)
-                elif output.finish is not None and output.choice not in ranked:
-                    raise self._too_old()
-        best = sorted(ranked.values(), key=lambda document: (-document.relevance_score, document.index))
+        async with aclosing(told_of_prompts(self._outputs, model=request.model, what=_WHAT)) as told:
+            ranked = [self._ranked(place, logits) async for place, logits in told]
+        best = sorted(ranked, key=lambda document: (-document.relevance_score, document.index))
         reply = RerankReply(
             id=f"rerank-{uuid.uuid4().hex}",
             model=request.model,
-            usage=EmbeddingsUsage(prompt_tokens=self._prompt_tokens, total_tokens=self._prompt_tokens),
+            usage=EmbeddingsUsage(prompt_tokens=self.report.prompt_tokens, total_tokens=self.report.prompt_tokens),
             results=best[: request.top_n],
         )
         return reply.model_dump_json(exclude_none=True).encode()
@@ -114,17 +108,12 @@ class RerankResponse:
     def _score(self, told: bytes) -> float:
         size = len(self._head.scored_tokens)
         if len(told) != 4 * size:
-            raise self._too_old()
+            raise unknown_to_unit(self._request.model, _WHAT)
         logits = struct.unpack(f"<{size}f", told)
         score = logits[0] - sum(logits[1:])
         if not math.isfinite(score):  # it would rank as 0.0, or as null
             raise GenerationFailed(model=self._request.model, reason=NOT_FINITE)
         return _logistic(score) if self._head.is_probability else score
-
-    def _too_old(self) -> GenerationFailed:
-        return GenerationFailed(
-            model=self._request.model, reason="the unit is of a version without scores of documents"
-        )
 
 
 def _logistic(score: float) -> float:
