@@ -89,9 +89,9 @@ class BatchService:
             try:
                 store = await self._threads.call(ObjectStore, self.settings.url)
                 break
-            except StoreUnusable:
+            except StoreUnusable as error:
                 self._reason = "the gateway's log says why"
-                logger.error("files and batches cannot be kept", extra={"reason": self._reason})
+                logger.error("files and batches cannot be kept", extra={"reason": str(error)})
                 await asyncio.sleep(_RETRY_S)
         self._files, self._batches = KeptFiles(store), KeptBatches(store)
         self._worker = BatchWorker(self._batches, self._files, self.settings, self._asks, self._threads, self._metrics)

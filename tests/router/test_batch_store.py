@@ -46,6 +46,8 @@ async def test_files__store_is_out_of_reach_for_a_while__503_that_names_no_place
                 await asyncio.sleep(0.02)
                 reply = await http.get("/v1/files")
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "batches_unavailable")
+        assert "LibraryError" in reasons_of(caplog), "the log says why"
+        caplog.clear()
         bucket.is_down = False
         await eventually_ready(replica)
         bucket.is_down = True
@@ -55,8 +57,12 @@ async def test_files__store_is_out_of_reach_for_a_while__503_that_names_no_place
 
     assert (lost.status_code, lost.json()["error"]["code"]) == (503, "batches_unavailable")
     assert not [told for told in (reply.text, lost.text) if "LibraryError" in told or "://" in told]
-    assert "LibraryError" in "".join(getattr(record, "reason", "") for record in caplog.records)
+    assert "LibraryError" in reasons_of(caplog)
     assert batch.status == "completed"
+
+
+def reasons_of(caplog) -> str:
+    return "".join(getattr(record, "reason", "") for record in caplog.records)
 
 
 async def test_files__store_hangs__503_in_time_and_all_else_goes_on(start, bucket) -> None:
