@@ -61,12 +61,13 @@ class DecoderConfig:
         if stored is not None and stored.format.of_stacks and (traits.mixture is None or not traits.mixture.is_stacked):
             value, remedy = stored.format.name, "it is read of stacked experts only, as gpt-oss has them"
             raise UnsupportedModel(field="quantization_config.quant_method", value=value, remedy=remedy)
-        rope = RopeConfig.from_config(model, config if family.names is None else family.names(config))
+        named = config if family.names is None else family.names(config)
+        rope = RopeConfig.from_config(model, named)
         rope.check(model, spec.head_dim)
         return cls(
             spec=spec,
             rope=rope,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=float(named.get("rms_norm_eps", 1e-6)),
             traits=traits,
             stored=stored,
             is_gguf=is_gguf,

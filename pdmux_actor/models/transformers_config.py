@@ -53,7 +53,8 @@ class TransformersConfig:
 
 def _original_lengths(config: Mapping[str, Any], spec: ModelSpec) -> Iterator[int]:
     for rope in _ropes(config.get("rope_scaling") or config.get("rope_parameters")):
-        if (rope.get("rope_type") or rope.get("type")) in _ROTATE_BY_LENGTH:
+        rope_type = rope.get("rope_type") or rope.get("type")
+        if rope_type in _ROTATE_BY_LENGTH or "short_factor" in rope:  # Phi-3 calls longrope "su" and "yarn", too
             original = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
             yield int(original or spec.max_position_embeddings)
 

@@ -9,8 +9,9 @@ from profiler.families.entry import ClampedGate, DecoderTraits, MixtureTraits, M
 from profiler.families.layer_windows import layer_windows
 
 # Of a config.json that names none.
-_ROPE: Mapping[str, Any] = MappingProxyType(
+_ASSUMED: Mapping[str, Any] = MappingProxyType(
     {
+        "rms_norm_eps": 1e-5,
         "rope_theta": 150_000.0,
         "rope_parameters": {
             "rope_type": "yarn",
@@ -25,7 +26,7 @@ _ROPE: Mapping[str, Any] = MappingProxyType(
 
 
 def _named(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**_ROPE, **MIXTURE.names(config)}
+    return {**_ASSUMED, **MIXTURE.names(config)}
 
 
 def _traits(config: Mapping[str, Any]) -> DecoderTraits:

@@ -6,6 +6,8 @@ from typing import Any
 from profiler.config_fields import count
 from profiler.errors import UnsupportedModel
 
+_QWEN_WINDOW = 4096  # what transformers assumes where a config.json says nothing about it
+
 
 def layer_windows(config: Mapping[str, Any], *, window: int, kinds: Sequence[str]) -> tuple[int | None, ...]:
     """Returns them as DecoderTraits has them. `window`, and the `kinds` of layers, in turn, are those of a config.json
@@ -27,13 +29,16 @@ def layer_windows(config: Mapping[str, Any], *, window: int, kinds: Sequence[str
     return tuple(int(tokens) if is_sliding else None for is_sliding in slides)
 
 
-def window_tokens(config: Mapping[str, Any]) -> int | None:
-    """Returns that of Qwen 2 and 3, which some of the layers have if it is switched on. None: no layer has one."""
-    window, layer_types = config.get("sliding_window"), config.get("layer_types")
+def window_tokens(config: Mapping[str, Any], *, by_layer: bool = True) -> int | None:
+    """Returns that of Qwen 2 and 3, which all layers have if it is switched on, or with `by_layer` some. None: no layer
+    has one.
+    """
+    window = config.get("sliding_window", _QWEN_WINDOW)
     if window is None or not config.get("use_sliding_window", False):
         return None
-    if layer_types is not None:
+    slides, layer_types = True, config.get("layer_types")
+    if by_layer and layer_types is not None:
         slides = "sliding_attention" in layer_types
-    else:
+    elif by_layer:
         slides = int(config.get("max_window_layers", 0)) < count(config, "num_hidden_layers")
     return int(window) if slides else None

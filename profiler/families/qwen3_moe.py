@@ -36,9 +36,8 @@ def _traits(config: Mapping[str, Any]) -> DecoderTraits:
         normalises=bool(config.get("norm_topk_prob", False)),
         dense_layers=_dense_layers(config),
     )
-    return DecoderTraits(
-        qkv_bias=bias, output_bias=bias, qk_norm=True, window_tokens=window_tokens(config), mixture=mixture
-    )
+    window = window_tokens(config, by_layer=False)  # whatever is said of its layers
+    return DecoderTraits(qkv_bias=bias, output_bias=bias, qk_norm=True, window_tokens=window, mixture=mixture)
 
 
 FAMILY = ModelFamily(

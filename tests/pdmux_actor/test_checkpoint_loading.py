@@ -12,10 +12,13 @@ from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.models.weights import load_weights
+from profiler.families.registry import FAMILIES
 
 SHAPE = CheckpointShape(
     model_type="llama", num_layers=2, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8
 )
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 @pytest.fixture
@@ -256,6 +259,16 @@ def test_config__field_missing__names_it(folder: Path, field: str) -> None:
             128,
         ),
         ({"architectures": ["LlamaForCausalLM"], "sliding_window": 128}, None),
+        (
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "sliding_window": 128,
+                "use_sliding_window": True,
+                "max_window_layers": 2,  # as published, and not read by transformers
+                **EXPERTS,
+            },
+            128,
+        ),
     ],
 )
 def test_config__sliding_window__counts_where_the_model_slides(
@@ -266,12 +279,34 @@ def test_config__sliding_window__counts_where_the_model_slides(
     assert load_config(folder).traits.window_tokens == window
 
 
-def test_config__mistral_without_the_field__has_the_default_window(folder: Path) -> None:
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
+def test_config__without_the_field__has_the_default_window(folder: Path, architecture: str) -> None:
     content = json.loads((folder / "config.json").read_text())
     del content["sliding_window"]
-    (folder / "config.json").write_text(json.dumps({**content, "architectures": ["MistralForCausalLM"]}))
+    content |= {"architectures": [architecture], "use_sliding_window": True, "max_window_layers": 0}
+    (folder / "config.json").write_text(json.dumps(content))
 
     assert load_config(folder).traits.window_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("model_type", "family"),
+    [(family.model_type, family.name) for family in FAMILIES.values() if family.traits is not None],
+)
+def test_config__without_rotary_base_and_epsilon__has_those_of_transformers(
+    folder: Path, model_type: str, family: str
+) -> None:
+    from transformers import CONFIG_MAPPING
+
+    content = json.loads((folder / "config.json").read_text())
+    kept = {k: v for k, v in content.items() if not k.startswith("rope_") and k not in ("rms_norm_eps", "model_type")}
+    kept |= {"architectures": [family], "num_local_experts": 4, **EXPERTS}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+    config, assumed = load_config(folder), CONFIG_MAPPING[model_type]()
+
+    assert config.rms_norm_eps == assumed.rms_norm_eps
+    assert config.rope.theta == assumed.rope_parameters["rope_theta"]
 
 
 def test_config__rope_parameters_of_transformers_5__are_read(folder: Path) -> None:

@@ -106,6 +106,21 @@ def test_native_architecture__both_ways__same_tokens(rig: CpuRig, tmp_path: Path
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("rope_type", ["longrope", "su", "yarn"])
+def test_phi_3__rotated_by_length__is_limited_to_lengths_that_one_batch_rotates_alike(
+    rig: CpuRig, tmp_path: Path, rope_type: str
+) -> None:
+    """By whichever of its names: beyond the length before the scaling a long prompt would change its neighbours."""
+    scaling = {"type": rope_type, "original_max_position_embeddings": 64}
+    scaling |= {"short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)]}
+    write_tiny_checkpoint(tmp_path, "phi3", original_max_position_embeddings=64, sliding_window=None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("rope_parameters")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+
+    assert rig.load("m", tmp_path, max_rows=1).max_model_len == 64
+
+
 @pytest.mark.parametrize("model_type", ["gemma2", "gpt2", "gpt_oss", "deepseek_v3"])
 def test_model__that_slept__says_the_same(rig: CpuRig, tmp_path: Path, model_type: str) -> None:
     write_tiny_checkpoint(tmp_path, model_type)
