@@ -1,13 +1,12 @@
 """POST /v1/batches: the body."""
 
 import re
-import secrets
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
-from router.batches.batch_record import BatchRequest
+from router.batches.batch_record import BatchRequest, batch_id_at
 from router.errors import InvalidRequest
 
 _WINDOW = re.compile(r"^([1-9][0-9]{0,2})h$")
@@ -48,7 +47,7 @@ def new_batch(body: BatchBody, endpoints: Sequence[str], *, owner: str, tenant: 
         message = f"'metadata' has at most {_MOST_METADATA} pairs, of {_LONGEST_KEY} and {_LONGEST_VALUE} characters."
         raise InvalidRequest(message, param="metadata")
     return BatchRequest(
-        id=f"batch_{int(now_s * 1e9):016x}{secrets.token_hex(8)}",  # sorts by time
+        id=batch_id_at(now_s),
         owner=owner,
         tenant=tenant,
         endpoint=body.endpoint,

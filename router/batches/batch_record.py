@@ -1,5 +1,6 @@
 """A batch as it is kept: what was asked for, which never changes, and how far it has come."""
 
+import secrets
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +22,15 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     metadata: dict[str, str] | None = None
     output_keep_s: int | None = None
+
+
+def batch_id_at(now_s: float) -> str:
+    """Returns a new one. Ids sort by time."""
+    return f"batch_{int(now_s * 1e9):016x}{secrets.token_hex(8)}"
+
+
+def made_s(batch_id: str) -> float:
+    return int(batch_id.removeprefix("batch_")[:16], 16) / 1e9
 
 
 class LineFault(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ class BatchRun:
         self._parts = 0
         self._ends_as: Status | None = None  # before all lines are done
         self._writing = asyncio.Lock()  # else what was read of the state first could be written last
+        self._takes = asyncio.Event()  # the store does: while it does not, no more results are to be kept here
+        self._takes.set()
 
     @property
     def owner(self) -> str:
@@ -103,17 +105,27 @@ class BatchRun:
         began_s = written_s = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.flush_s)
-            if time.monotonic() - renewed_s >= self._settings.lease_s / 3:  # the time of day may be set meanwhile
-                renewed_s = time.monotonic()
-                if not await self._threads.call(self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s):
-                    raise BatchLost
-            await self._look()
-            now_s = time.monotonic()
-            if now_s - written_s >= flush_after_s(now_s - began_s, self._settings.flush_s):
-                written_s = now_s
-                await self.flush()
-            elif self._fresh:
-                await self._set(self._state)
+            try:
+                await self._look()
+                now_s = time.monotonic()  # the time of day may be set meanwhile
+                if now_s - renewed_s >= self._settings.lease_s / 3:
+                    if not await self._threads.call(
+                        self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s
+                    ):
+                        raise BatchLost
+                    renewed_s = now_s
+                if now_s - written_s >= flush_after_s(now_s - began_s, self._settings.flush_s):
+                    await self.flush()
+                    written_s = now_s
+                elif self._fresh:
+                    await self._set(self._state)
+            except OSError as error:  # a full disk: what was answered waits here, and no more is asked
+                if self._takes.is_set():
+                    told = {"batch": self._request.id, "reason": str(error)}
+                    logger.warning("a batch waits: the store does not take its results", extra=told)
+                self._takes.clear()
+            else:
+                self._takes.set()
 
     async def _look(self) -> None:
         if await self._threads.call(self._batches.cancelling_at, self._request) is not None:
@@ -128,8 +140,20 @@ class BatchRun:
                 results, self._fresh = self._fresh, []
                 self._parts += 1
                 number = self._lease.number
-                await self._threads.call(self._batches.add_results, self._request, number, self._parts, results)
+                try:
+                    await self._threads.call(self._batches.add_results, self._request, number, self._parts, results)
+                except BaseException:  # the call may be cancelled, too; a result that is written twice counts once
+                    self._fresh = [*results, *self._fresh]
+                    raise
                 await self._threads.call(self._batches.set_state, self._request, self._state)
+
+    async def _flush_all(self) -> None:
+        """Tries again until the store takes them; the keeper says that it does not, and whether the batch is lost."""
+        while True:
+            try:
+                return await self.flush()
+            except OSError:
+                await asyncio.sleep(self._settings.flush_s)
 
     async def _set(self, state: BatchState) -> None:
         async with self._writing:
@@ -194,13 +218,14 @@ class BatchRun:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-        await self.flush()
+        await self._flush_all()
 
     async def _place(self) -> bool:
-        """Waits for a place. False: the batch ends early."""
+        """Waits for a place, and for the store to take results. False: the batch ends early."""
         while self._ends_as is None:
             try:
                 async with asyncio.timeout(self._settings.flush_s):
+                    await self._takes.wait()
                     await self._places.acquire()
             except TimeoutError:
                 continue

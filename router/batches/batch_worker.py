@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from router.batches.batch_lease import BatchLease
 from router.batches.batch_run import BatchLost, BatchRun
@@ -44,6 +45,7 @@ class BatchWorker:
         self._places = asyncio.Semaphore(settings.lines_at_once)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
+        self._foreign: set[str] = set()  # told of
         self._asked = asyncio.Event()
 
     def look(self) -> None:
@@ -59,7 +61,7 @@ class BatchWorker:
                 try:
                     await self._take_open()
                 except OSError as error:
-                    logger.warning("the batches' store does not answer", extra={"reason": str(error)})
+                    logger.warning("the batches' store fails", extra={"reason": str(error)})
                 except Exception:  # whatever it is, looking must go on
                     logger.exception("looking for batches failed")
                 try:
@@ -91,14 +93,18 @@ class BatchWorker:
             await asyncio.sleep(self._settings.sweep_s)
 
     async def _try(self, owner: str, batch_id: str) -> None:
+        request = await self._threads.call(self._batches.request, owner, batch_id)
+        if request is None:
+            return await self._threads.call(self._batches.drop_unmade, owner, batch_id)
+        ask = self._asks.get(request.endpoint)
+        if ask is None:
+            if batch_id not in self._foreign:
+                self._foreign.add(batch_id)
+                logger.warning("a batch cannot be worked on by this version", extra={"batch": batch_id})
+            return
         lease_s = self._settings.lease_s
         lease = await self._threads.call(self._batches.take, owner, batch_id, self._holder, lease_s)
         if lease is None:
-            return
-        request = await self._threads.call(self._batches.request, owner, batch_id)
-        ask = None if request is None else self._asks.get(request.endpoint)
-        if request is None or ask is None:
-            logger.warning("a batch cannot be worked on by this version", extra={"batch": batch_id})
             return
         run = BatchRun(
             request,
@@ -124,6 +130,8 @@ class BatchWorker:
                 raise
             except Exception:
                 logger.exception("work on a batch broke off; it is tried again", extra=told)
+                with suppress(OSError):
+                    await run.flush()
             finally:
                 self._running.pop(batch_id, None)
                 self._runs.pop(batch_id, None)
@@ -134,8 +142,10 @@ class BatchWorker:
 
 async def _let_go(run: BatchRun, lease: BatchLease, threads: StoreThreads) -> None:
     """Leaves as little as may be to do again, and to wait for."""
-    await run.flush()
-    await threads.call(lease.release)
+    try:
+        await run.flush()
+    finally:
+        await threads.call(lease.release)
 
 
 def oldest_first(found: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:

@@ -9,11 +9,12 @@ from contextlib import suppress
 import msgspec
 
 from router.batches.batch_lease import BatchLease, LeaseWatch
-from router.batches.batch_record import TERMINAL, BatchRequest, BatchState
+from router.batches.batch_record import TERMINAL, BatchRequest, BatchState, made_s
 from router.batches.object_store import ObjectStore
 
 _ID = re.compile(r"^batch_[0-9a-f]{32}$")
 _OPEN = "open"
+_MAKING_S = 3600.0  # a store may hang for as long in the midst
 
 
 class LineResult(msgspec.Struct, frozen=True, array_like=True):
@@ -30,12 +31,13 @@ class KeptBatches:
         self._watch = LeaseWatch()
 
     def add(self, request: BatchRequest) -> None:
-        self._store.write(f"{_folder(request)}/request.json", msgspec.json.encode(request))
+        """Makes it last what is listed: a process may end between the two, and nobody would work on the batch."""
+        self._store.write(_open(request.owner, request.id), b"")
         try:
-            self._store.write(f"{_OPEN}/{request.owner}.{request.id}", b"")
+            self._store.write(f"{_folder(request)}/request.json", msgspec.json.encode(request))
         except OSError:
-            with suppress(OSError):  # nobody would work on it, and it would be listed for ever
-                self._store.delete(_folder(request))
+            with suppress(OSError):
+                self._store.delete(_open(request.owner, request.id))
             raise
 
     def request(self, owner: str, batch_id: str) -> BatchRequest | None:
@@ -88,8 +90,13 @@ class KeptBatches:
 
     def close(self, request: BatchRequest) -> None:
         """Its end is written: what only the work needed goes."""
-        for name in (f"{_folder(request)}/results", f"{_OPEN}/{request.owner}.{request.id}"):
+        for name in (f"{_folder(request)}/results", _open(request.owner, request.id)):
             self._store.delete(name)
+
+    def drop_unmade(self, owner: str, batch_id: str) -> None:
+        """Forgets an open batch without a request whose process ended as it was made, or whose store failed then."""
+        if time.time() - made_s(batch_id) > _MAKING_S:
+            self._store.delete(_open(owner, batch_id))
 
     def take(self, owner: str, batch_id: str, holder: str, lease_s: float) -> BatchLease | None:
         """None while another replica works on it."""
@@ -119,6 +126,10 @@ class KeptBatches:
 def result_file_id(request: BatchRequest, kind: str) -> str:
     """Names a file that the batch makes: the same one, whoever makes it."""
     return f"file-{hashlib.blake2b(f'{request.id}/{kind}'.encode(), digest_size=16).hexdigest()}"
+
+
+def _open(owner: str, batch_id: str) -> str:
+    return f"{_OPEN}/{owner}.{batch_id}"
 
 
 def _folder(request: BatchRequest) -> str:

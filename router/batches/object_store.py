@@ -50,7 +50,7 @@ class ObjectStore:
                 self._fs.pipe_file(self._at(path), data)
             return
         with self._draft(path) as draft:
-            draft.write_bytes(data)
+            _write_through(draft, data)
             draft.replace(self._at(path))
 
     def create(self, path: str, data: bytes) -> bool:
@@ -60,7 +60,7 @@ class ObjectStore:
         try:
             if self._is_local:
                 with self._draft(path) as draft:
-                    draft.write_bytes(data)
+                    _write_through(draft, data)
                     os.link(draft, self._at(path))
             else:
                 with _as_os_errors():
@@ -77,6 +77,7 @@ class ObjectStore:
         with self._draft(path) as draft:
             with draft.open("wb") as copy:
                 num_bytes = _copied(source, copy)
+                _flush_through(copy)
             draft.replace(self._at(path))
         return num_bytes
 
@@ -126,6 +127,18 @@ class ObjectStore:
             yield draft
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _write_through(draft: Path, data: bytes) -> None:
+    with draft.open("wb") as file:
+        file.write(data)
+        _flush_through(file)
+
+
+def _flush_through(file: IO[bytes]) -> None:
+    """Else a name may be kept when the power fails, and what was said to be kept under it be empty."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _copied(source: IO[bytes], copy: IO[bytes]) -> int:

@@ -1,13 +1,18 @@
 """Batches behind a URL, and a place that fails, hangs or is full."""
 
 import asyncio
+import io
+import os
+import time
 
 import httpx
 import pytest
 from batch_rig import CHAT, eventually_ready, jsonl, line
 from bucket_filesystem import Bucket, register
+from fake_unit import eventually
 
 from router.batches.batch_body import BatchBody, new_batch
+from router.batches.batch_record import batch_id_at
 from router.batches.kept_batches import KeptBatches
 from router.batches.object_store import ObjectStore, StoreUnusable
 
@@ -89,21 +94,60 @@ def test_store__place_cannot_be_written_to__is_told_at_its_opening(tmp_path, buc
             ObjectStore(url)
 
 
-def test_batch__store_fails_in_the_midst_of_its_making__is_not_listed_as_waiting_for_ever(
-    tmp_path, monkeypatch
+class Killed(BaseException):
+    """Ends what it meets, as a process ends that is killed."""
+
+
+@pytest.mark.parametrize("ends", [OSError("no space left"), Killed()])
+@pytest.mark.parametrize("at", ["open/", "ann/batches"])
+def test_batch__its_making_ends_in_the_midst__is_not_listed_as_waiting_for_ever(
+    tmp_path, monkeypatch, at, ends
 ) -> None:
     batches = KeptBatches(ObjectStore(str(tmp_path)))
     body = BatchBody(input_file_id="file", endpoint=CHAT, completion_window="24h")
     made = new_batch(body, [CHAT], owner="ann", tenant="ann", now_s=1.0)
     write = ObjectStore.write
 
-    def full(store: ObjectStore, path: str, data: bytes) -> None:
-        if path.startswith("open/"):
-            raise OSError("no space left")
+    def ended(store: ObjectStore, path: str, data: bytes) -> None:
+        if path.startswith(at):
+            raise ends
         write(store, path, data)
 
-    monkeypatch.setattr(ObjectStore, "write", full)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr(ObjectStore, "write", ended)
+    with pytest.raises(type(ends)):
         batches.add(made)
 
-    assert (batches.ids("ann"), batches.open_batches()) == ([], [])
+    assert batches.ids("ann") == []
+    for owner, batch_id in batches.open_batches():
+        batches.drop_unmade(owner, batch_id)
+    assert batches.open_batches() == []
+
+
+async def test_batch__is_half_made__is_forgotten_after_an_hour_and_not_before(start, tmp_path) -> None:
+    folder = tmp_path / "kept" / "open"
+    folder.mkdir(parents=True)
+    old, fresh = (folder / f"ann.{batch_id_at(made_s)}" for made_s in (time.time() - 3700, time.time()))
+    for marker in (old, fresh):
+        marker.touch()
+    async with start(await start.unit()) as replica:
+        await eventually(lambda: not old.exists())
+        ended = await replica.ended((await replica.send(jsonl(line(1)))).id)
+
+    assert ended.status == "completed"
+    assert fresh.exists()
+
+
+def test_store__what_it_keeps__is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch) -> None:
+    """Else it may be empty, or cut off, after the power failed."""
+    store, sync, synced = ObjectStore(str(tmp_path)), os.fsync, []
+
+    def noted(descriptor: int) -> None:
+        synced.append((sorted(store.names("")), os.fstat(descriptor).st_size))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store.write("a", b"12")
+    store.create("b", b"345")
+    store.put("c", io.BytesIO(b"6789"))
+
+    assert synced == [([], 2), (["a"], 3), (["a", "b"], 4)]
