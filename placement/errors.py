@@ -14,7 +14,8 @@ class PlacementError(Exception):
 
 class FleetTooLarge(PlacementError):
     def __init__(self, *, solver: str, limit: int) -> None:
-        super().__init__(f"solver {solver!r}: this fleet has more than {limit} plans; use solver 'search'")
+        looked_at = f"more plans than the {limit} that it looks at in its time"
+        super().__init__(f"solver {solver!r}: this fleet has {looked_at}; use solver 'search'")
         self.solver = solver
         self.limit = limit
 

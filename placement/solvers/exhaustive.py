@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import count
 
 import numpy as np
 
@@ -23,37 +23,41 @@ _EVEN_SHARE_PER_S = 1e-9  # memory is all that matters while plans are enumerate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExhaustiveSolver:
-    """Raises FleetTooLarge beyond `most_plans`."""
+    """Raises FleetTooLarge beyond `most_plans`, of all divisions of the nodes together, or when time is up."""
 
     estimator: Estimator = field(default_factory=Estimator)
     most_plans: int = 50_000
+    is_time_up: IsTimeUp = lambda: False
 
     def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
         """`current` is not looked at."""
         ordered = sorted(units, key=lambda u: u.unit_id)
         instance = make_instance(ordered, models, self.estimator)
-        _, plan = self._best(instance, Packing.of_units(instance, ordered), ordered)
+        _, plan = self._best(instance, Packing.of_units(instance, ordered), ordered, count())
         return plan
 
     def lay_out(self, pools: Sequence[NodePool], models: Sequence[PlacementModel]) -> FleetPlan:
         shapes = openings_of(pools)
         instance = make_instance([unit for _, unit in shapes], models, self.estimator)
         kinds = {(pool, unit.num_gpus): instance.kind_of(unit) for pool, unit in shapes}
-        options = []
+        options, looked_at = [], count()
         for meshes in mesh_groups(pools):
             packing = Packing.of_nodes(instance, pools)
             for pool, node, num_gpus in meshes:
                 packing.open(kinds[pool, num_gpus], (pool, node))
             units = tuple(units_of_packing(packing, pools).values())
-            objective, plan = self._best(instance, Packing.of_units(instance, units), units)
+            objective, plan = self._best(instance, Packing.of_units(instance, units), units, looked_at)
             options.append((objective, FleetPlan(units=units, plan=plan)))
         return max(options, key=lambda option: option[0])[1]
 
-    def _best(self, instance: Instance, packing: Packing, units: Sequence[UnitCapacity]) -> tuple[_Merit, Plan]:
+    def _best(
+        self, instance: Instance, packing: Packing, units: Sequence[UnitCapacity], looked_at: Iterator[int]
+    ) -> tuple[_Merit, Plan]:
         best: tuple[_Merit, Plan] | None = None
-        for count, filled in enumerate(_fillings(packing, 0)):
-            if count >= self.most_plans:
-                raise FleetTooLarge(solver="exhaustive", limit=self.most_plans)
+        for filled in _fillings(packing, 0):
+            before = next(looked_at)
+            if before >= self.most_plans or self.is_time_up():
+                raise FleetTooLarge(solver="exhaustive", limit=before)
             plan = plan_of_packing(
                 filled, dict(enumerate(units)), rule="another plan is better; lower the replicas it must have"
             )
@@ -65,7 +69,7 @@ class ExhaustiveSolver:
 
 
 def _make(estimator: Estimator, is_time_up: IsTimeUp) -> ExhaustiveSolver:
-    return ExhaustiveSolver(estimator=estimator)
+    return ExhaustiveSolver(estimator=estimator, is_time_up=is_time_up)
 
 
 SOLVER = SolverEntry(
@@ -101,9 +105,19 @@ def _sets_of_homes(packing: Packing, model: int) -> Iterator[tuple[int, ...]]:
     groups = [alike[key] for key in sorted(alike)]
     wanted = packing.instance.models[model]
     yielded = False
-    for counts in product(*(range(len(group) + 1) for group in groups)):
-        if 1 <= sum(counts) <= wanted.max_replicas:
+    for counts in _counts([len(group) for group in groups], wanted.max_replicas):
+        if sum(counts) >= 1:
             yielded = True
-            yield tuple(unit for group, count in zip(groups, counts, strict=True) for unit in group[:count])
+            yield tuple(unit for group, taken in zip(groups, counts, strict=True) for unit in group[:taken])
     if not yielded or wanted.min_replicas == 0:
         yield ()
+
+
+def _counts(sizes: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """As many of each group as it has, no more than `most` in all."""
+    if not sizes:
+        yield ()
+        return
+    for taken in range(min(sizes[0], most) + 1):
+        for others in _counts(sizes[1:], most - taken):
+            yield (taken, *others)

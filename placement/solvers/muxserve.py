@@ -4,9 +4,9 @@ One mesh per model, tensor parallelism over the whole mesh, no replicas. Differe
 are enumerated once per multiset of sizes, meshes are told apart by identity, and F is the estimate of throughput.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise
 
 import numpy as np
 
@@ -86,31 +86,59 @@ def parallel_candidates(instance: Instance) -> dict[tuple[int, int], float]:
 
 
 def mesh_groups(pools: Sequence[NodePool]) -> Iterator[Meshes]:
-    """Every way to cut all nodes into meshes within nodes, told apart by the numbers of meshes of each size only."""
-    for groups in product(*(_groups_of_pool(number, pool) for number, pool in enumerate(pools))):
-        yield tuple(mesh for group in groups for mesh in group)
+    """Every way to cut all nodes into meshes within nodes, told apart by the numbers of meshes of each size only, one
+    at a time: a thousand GPUs have millions. Those with the fewest small meshes come first.
+    """
+    return _groups_from(pools, 0)
 
 
-def _groups_of_pool(number: int, pool: NodePool) -> Sequence[Meshes]:
-    splits = list(_splits(pool.gpus_per_node, pool.sizes()))
-    groups: dict[tuple[int, ...], Meshes] = {(): ()}
-    for node in range(pool.num_nodes):
-        groups = {
-            tuple(sorted((*sizes, *split))): (*meshes, *((number, node, size) for size in split))
-            for sizes, meshes in groups.items()
-            for split in splits
-        }
-    return [groups[sizes] for sizes in sorted(groups, reverse=True)]
-
-
-def _splits(num_gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Multisets of sizes that use all GPUs of a node, or as many as they can."""
-    if not any(size <= num_gpus for size in sizes):
+def _groups_from(pools: Sequence[NodePool], number: int) -> Iterator[Meshes]:
+    if number == len(pools):
         yield ()
         return
-    for size in (s for s in sizes if s <= num_gpus):
-        for rest in _splits(num_gpus - size, [s for s in sizes if s <= size]):
-            yield (size, *rest)
+    pool = pools[number]
+    for counts in _counts(pool, pool.sizes()):
+        meshes = tuple(_on_nodes(pool, counts))
+        for rest in _groups_from(pools, number + 1):
+            yield (*((number, node, size) for node, size in meshes), *rest)
+
+
+def _counts(pool: NodePool, sizes: Sequence[int]) -> Iterator[dict[int, int]]:
+    """Meshes of each size that use all GPUs of all nodes, or as many as they can."""
+    if not sizes:
+        yield {}
+        return
+    assert all(larger % size == 0 for size, larger in pairwise(sizes)), "each size is a part of the next"
+    yield from _cut(pool, sizes, _room(pool, sizes[0]))
+
+
+def _cut(pool: NodePool, sizes: Sequence[int], gpus: int) -> Iterator[dict[int, int]]:
+    """`gpus` GPUs in meshes of these sizes, no more of the larger ones than nodes have room for."""
+    size, *larger = sizes
+    if not larger:
+        yield {size: gpus // size}
+        return
+    room = _room(pool, larger[0])
+    least = gpus - room if gpus > room else gpus % larger[0]
+    for taken in range(least, gpus + 1, larger[0]):
+        for others in _cut(pool, larger, gpus - taken):
+            yield {size: taken // size, **others}
+
+
+def _room(pool: NodePool, size: int) -> int:
+    return pool.num_nodes * (pool.gpus_per_node // size) * size
+
+
+def _on_nodes(pool: NodePool, counts: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """(node, GPUs) of each mesh: every node has the largest that are left and fit it."""
+    left = dict(sorted(counts.items(), reverse=True))
+    for node in range(pool.num_nodes):
+        free = pool.gpus_per_node
+        for size in left:
+            here = min(left[size], free // size)
+            left[size] -= here
+            free -= here * size
+            yield from [(node, size)] * here
 
 
 def _greedy(instance: Instance, packing: Packing, candidates: dict[tuple[int, int], float]) -> Packing:
