@@ -12,6 +12,7 @@ from pdmux_actor.kv.prefix_cache import IdleRows, PrefixCache, PrefixHash, Prefi
 Blocks = npt.NDArray[np.int64]
 
 _WRITTEN_AHEAD = 4096
+_ROWS_AHEAD = 16
 
 
 class FreeBlocks:
@@ -70,7 +71,8 @@ class BlockUsage:
 class _ModelRows:
     """Rows of one model; a row is `blocks_per_row` blocks for the same tokens (see KvGeometry).
 
-    A row is free, used (by `references[row]` sequences) or cached (by none, but a prefix lives in it).
+    A row is free, used (by `references[row]` sequences) or cached (by none, but a prefix lives in it). Those from
+    `new_row` on were never used: they lie below the stack of free rows, and are written onto it when they are needed.
     """
 
     __slots__ = (
@@ -78,6 +80,8 @@ class _ModelRows:
         "cache",
         "free_rows",
         "leased_blocks",
+        "max_rows",
+        "new_row",
         "num_cached",
         "quota_blocks",
         "references",
@@ -90,10 +94,22 @@ class _ModelRows:
         self.quota_blocks = quota_blocks  # what is leased, and what transfers have moved here or away since
         named_rows = 0 if names_per_row is None else max_rows
         self.table: Blocks = np.zeros((named_rows, names_per_row or geometry.blocks_per_row), dtype=np.int64)
-        self.free_rows = list(range(max_rows - 1, -1, -1))
+        self.max_rows = max_rows
+        self.new_row = 0
+        self.free_rows: list[int] = []
         self.references: dict[int, int] = {}
         self.cache = PrefixCache()
         self.num_cached = 0
+
+    def pop(self, count: int) -> list[int]:
+        short = count - len(self.free_rows)
+        if short > 0:
+            written = min(self.max_rows, self.new_row + short + _ROWS_AHEAD)
+            self.free_rows[:0] = range(written - 1, self.new_row - 1, -1)
+            self.new_row = written
+        row_ids = self.free_rows[len(self.free_rows) - count :]
+        del self.free_rows[len(self.free_rows) - count :]
+        return row_ids
 
     @property
     def used_blocks(self) -> int:
@@ -155,7 +171,7 @@ class BlockPool:
         names = None if self._free is None else geometry.blocks_per_row // self._num_ranks
         rows = _ModelRows(geometry, max_rows, quota_blocks, names_per_row=names)
         self._models[model] = rows
-        self._idle.add_model(model, max_rows)
+        self._idle.add_model(model)
         return rows.table
 
     def remove_model(self, model: str) -> None:
@@ -248,8 +264,7 @@ class BlockPool:
         num_blocks = count * rows.blocks_per_row
         while self._num_free < num_blocks:
             self._evict(*self._idle.oldest())
-        row_ids = rows.free_rows[len(rows.free_rows) - count :]
-        del rows.free_rows[len(rows.free_rows) - count :]
+        row_ids = rows.pop(count)
         self._num_free -= num_blocks
         if self._free is not None:
             rows.table[row_ids] = self._free.pop(num_blocks).reshape(count, rows.table.shape[1])
@@ -314,7 +329,8 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Asserts that free + used + cached == total and that no block is in two rows."""
         if self._free is not None:
-            owned = [np.delete(rows.table, rows.free_rows, axis=0).ravel() for rows in self._models.values()]
+            tables = [(rows.table[: rows.new_row], rows.free_rows) for rows in self._models.values()]
+            owned = [np.delete(table, free_rows, axis=0).ravel() for table, free_rows in tables]
             blocks = np.concatenate([self._free.all(), *owned])
             names = self.total_blocks // self._num_ranks
             assert len(blocks) == names, f"{len(blocks)} blocks accounted for, {names} exist"
@@ -325,8 +341,8 @@ class BlockPool:
             idle = set(self._idle.of(model))
             assert rows.num_cached == len(idle), f"cached rows of {model} are miscounted"
             states = (set(rows.free_rows), set(rows.references), idle)
-            max_rows = self.total_blocks // rows.blocks_per_row
-            assert sum(map(len, states)) == max_rows == len(set.union(*states)), f"a row of {model} is lost"
+            assert sum(map(len, states)) == rows.new_row == len(set.union(*states)), f"a row of {model} is lost"
+            assert rows.new_row <= rows.max_rows == self.total_blocks // rows.blocks_per_row, f"{model} has other rows"
 
     def _undo_transfers(self) -> None:
         """Else a model that leaves would take others' quota along, or leave its own behind."""

@@ -200,7 +200,7 @@ class PrefixCache:
 
 class IdleRows:
     """Cached rows that nobody uses, of all models of a pool, the least recently used first: in arrays, some 24 bytes a
-    row, of which a simulated fleet has half a million.
+    row that ever was, of which a simulated fleet has half a million.
 
     A row that comes into use leaves its entry in the order behind. Where the row itself says that it lies elsewhere, or
     nowhere, an entry is stale.
@@ -212,17 +212,17 @@ class IdleRows:
         self._num_rows = 0
         self._number_of: dict[str, int] = {}
         self._name_of: dict[int, str] = {}
-        self._place_of: dict[int, array[int]] = {}  # by the model's number, then by row; -1: it is not idle
+        self._place_of: dict[int, array[int]] = {}  # by the model's number, then by row; -1: not idle
         self._num_models = 0  # that ever were here: a number is given once
 
     def __len__(self) -> int:
         return self._num_rows
 
-    def add_model(self, model: str, max_rows: int) -> None:
+    def add_model(self, model: str) -> None:
         number = self._num_models
         self._num_models += 1
         self._number_of[model], self._name_of[number] = number, model
-        self._place_of[number] = array("q", [-1]) * max_rows
+        self._place_of[number] = array("q")
 
     def remove_model(self, model: str) -> None:
         """None of its rows may be idle any more."""
@@ -236,7 +236,10 @@ class IdleRows:
     def add(self, model: str, row: int) -> None:
         """Makes it the most recently used."""
         number = self._number_of[model]
-        self._place_of[number][row] = len(self._order)
+        places = self._place_of[number]
+        if (missing := row + 1 - len(places)) > 0:
+            places.extend([-1] * missing)
+        places[row] = len(self._order)
         self._order.append(number << _ROW_BITS | row)
         self._num_rows += 1
         if len(self._order) > 2 * self._num_rows + _FEWEST_STALE:

@@ -120,3 +120,18 @@ def test_resize__empty_pool__has_the_new_blocks_and_none_twice():
     assert sorted(table[rows].ravel()) == list(range(24))
     assert pool.free_blocks == 0
     pool.check_integrity()
+
+
+def test_block_pool__of_petabytes_that_are_only_counted__takes_no_memory_for_rows_that_nobody_used():
+    """8 PiB in blocks of 64 KiB, as a fleet file may have it: a list of all rows would be killed for its memory."""
+    pool = BlockPool(2**37, names_blocks=False)
+    pool.add_model("a", GEOMETRIES["a"], 2**37)
+
+    rows = pool.allocate_rows("a", 100)
+
+    assert rows is not None
+    assert sorted(rows) == list(range(100))
+    pool.cache_prefix("a", [bytes([i]) for i in range(100)], rows)
+    pool.free_rows("a", rows)
+    assert pool.cached_blocks == 100 * GEOMETRIES["a"].blocks_per_row
+    pool.check_integrity()

@@ -12,7 +12,7 @@ MODELS, ROWS = ("a", "b"), 40
 def test_idle_rows__rows_come_and_go__are_in_the_order_of_their_last_use(steps):
     idle, expected = IdleRows(), OrderedDict[tuple[str, int], None]()
     for model in MODELS:
-        idle.add_model(model, ROWS)
+        idle.add_model(model)
     for model, row, times in steps:
         for _ in range(times):  # often enough that stale entries are cut
             if (model, row) in expected:
@@ -34,7 +34,7 @@ def test_idle_rows__rows_come_and_go__are_in_the_order_of_their_last_use(steps):
 
 def test_idle_rows__one_row_comes_and_goes_for_long__takes_no_more_memory():
     idle = IdleRows()
-    idle.add_model("a", 2)
+    idle.add_model("a")
     idle.add("a", 1)
     for _ in range(100_000):
         idle.add("a", 0)
@@ -47,12 +47,12 @@ def test_idle_rows__one_row_comes_and_goes_for_long__takes_no_more_memory():
 def test_idle_rows__model_leaves_and_comes_back__old_entries_say_nothing_of_it():
     idle = IdleRows()
     for model in MODELS:
-        idle.add_model(model, ROWS)
+        idle.add_model(model)
     idle.add("a", 3)
     idle.add("b", 5)
     idle.remove("a", 3)
     idle.remove_model("a")
-    idle.add_model("a", ROWS)
+    idle.add_model("a")
 
     assert idle.oldest() == ("b", 5)
     idle.add("a", 3)
