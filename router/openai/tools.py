@@ -94,14 +94,9 @@ class ToolUse:
             {
                 "type": "tag",
                 "begin": f"{marks.before_name}{tool['function']['name']}{marks.after_name}",
-                "content": {
-                    "type": "json_schema",
-                    "json_schema": spelled_out(tool["function"]["parameters"])
-                    if place in self.strict
-                    else _ANY_ARGUMENTS,
-                    "style": marks.style,
-                    "max_whitespace_cnt": _MAX_WHITESPACE,
-                },
+                "content": _arguments(
+                    spelled_out(tool["function"]["parameters"]) if place in self.strict else _ANY_ARGUMENTS, marks
+                ),
                 "end": marks.end,
             }
             for place, tool in enumerate(self.offered)
@@ -142,6 +137,20 @@ class ToolUse:
     def _schema_of(self, offered: int) -> str:
         place = self.places[offered]
         return f"functions[{place}].parameters" if self.is_legacy else f"tools[{place}].function.parameters"
+
+
+def _arguments(schema: object, marks: CallMarks) -> dict[str, Any]:
+    arguments = {
+        "type": "json_schema",
+        "json_schema": schema,
+        "style": marks.style,
+        "max_whitespace_cnt": _MAX_WHITESPACE,
+    }
+    if not marks.after_number:
+        return arguments
+    number = {"type": "regex", "pattern": "[0-9]{1,6}"}
+    between = {"type": "const_string", "value": marks.after_number}
+    return {"type": "sequence", "elements": [number, between, arguments]}
 
 
 NO_TOOLS = ToolUse()

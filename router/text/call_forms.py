@@ -3,11 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from router.text.tagged_call_forms import (
+    DSML,
+    DSML_END,
+    GLM,
+    HUNYUAN_3,
+    HUNYUAN_3_END,
+    MINIMAX,
+    NAMED_CALL,
+    QWEN_XML,
+    SEED,
+)
+
 _CALLS, DEEPSEEK_ONE, DEEPSEEK_SEP, DEEPSEEK_ONE_END, _CALLS_END = (  # DeepSeek's, whose bars have full width
     f"<\uff5ctool▁{word}\uff5c>" for word in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
 )
 _CALL: Mapping[str, Any] = {"type": "function", "function": "{content}"}
-_NAMED_CALL: Mapping[str, Any] = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 
 HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
     "open_pattern": r"\s*<tool_call>",
@@ -15,16 +26,6 @@ HERMES: Mapping[str, Any] = {  # Qwen 2.5 and 3, too
     "repeats": True,
     "content": "json",
     "transform": _CALL,
-}
-# Qwen3-Coder often leaves out <tool_call>, above all after a text. Then what follows tells a call from talk of one.
-QWEN_XML: Mapping[str, Any] = {
-    "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>"
-    r"|<function=(?P<name>[^>\n]+)>(?=\s*(?:<parameter=|</function>))",
-    "close_pattern": r"</function>\s*(?:</tool_call>|(?=<function=[^>\n]+>\s*(?:<parameter=|</function>)))",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-    "transform": _NAMED_CALL,
 }
 # Several follow one another, with `; ` or space between. Where an object ends and the next one begins, no call goes on:
 # JSON has a comma there, and in its strings quotes are escaped. With nothing between, a call would end where it begins.
@@ -48,7 +49,7 @@ _MISTRAL_ARGS: Mapping[str, Any] = {
     "close_pattern": r"(?=\[TOOL_CALLS\])|</s>\s*\Z",
     "repeats": True,
     "content": "json",
-    "transform": _NAMED_CALL,
+    "transform": NAMED_CALL,
 }
 
 _GRANITE: Mapping[str, Any] = {
@@ -70,28 +71,12 @@ _LISTED: Mapping[str, Any] = {  # Jamba, Hunyuan A13B
     "content": "json",
     "transform": _CALL,
 }
-_SEED: Mapping[str, Any] = {
-    "open_pattern": r"\s*<seed:tool_call>\s*<function=(?P<name>[^>\n]+)>",
-    "close_pattern": r"</function>\s*</seed:tool_call>",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>"},
-    "transform": _NAMED_CALL,
-}
-_GLM: Mapping[str, Any] = {
-    "open_pattern": r"\s*<tool_call>\s*(?P<name>[^\s<]+)",
-    "close": "</tool_call>",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
-    "transform": _NAMED_CALL,
-}
 DEEPSEEK: Mapping[str, Any] = {  # since V3.1
     "open_pattern": rf"(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*(?P<name>[^\s<]+)\s*{DEEPSEEK_SEP}",
     "close": DEEPSEEK_ONE_END,
     "repeats": True,
     "content": "json",
-    "transform": _NAMED_CALL,
+    "transform": NAMED_CALL,
 }
 DEEPSEEK_FENCED: Mapping[str, Any] = {
     "open_pattern": rf"(?:{_CALLS}\s*)?{DEEPSEEK_ONE}\s*function{DEEPSEEK_SEP}"
@@ -99,7 +84,7 @@ DEEPSEEK_FENCED: Mapping[str, Any] = {
     "close_pattern": rf"\s*```\s*{DEEPSEEK_ONE_END}",
     "repeats": True,
     "content": "json",
-    "transform": _NAMED_CALL,
+    "transform": NAMED_CALL,
 }
 KIMI: Mapping[str, Any] = {
     "open_pattern": r"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
@@ -107,15 +92,7 @@ KIMI: Mapping[str, Any] = {
     "close": "<|tool_call_end|>",
     "repeats": True,
     "content": "json",
-    "transform": _NAMED_CALL,
-}
-_MINIMAX: Mapping[str, Any] = {
-    "open_pattern": r"(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\"\n]+)\">",
-    "close": "</invoke>",
-    "repeats": True,
-    "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter name=\"(?P<key>[^\"\n]+)\">(?P<value>.*?)</parameter>"},
-    "transform": _NAMED_CALL,
+    "transform": NAMED_CALL,
 }
 # Apertus writes `[{"NAME": ARGUMENTS}, ...]`: https://github.com/swiss-ai/apertus_format, docs/format.md
 APERTUS: Mapping[str, Any] = {
@@ -132,26 +109,95 @@ _FUNCTION_GEMMA: Mapping[str, Any] = {
     "repeats": True,
     "content": "json",
     "content_args": {"unquoted_keys": True, "string_delims": [["<escape>", "<escape>"]]},
-    "transform": _NAMED_CALL,
+    "transform": NAMED_CALL,
+}
+# As FunctionGemma, with other marks: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
+_GEMMA_4: Mapping[str, Any] = {
+    "open_pattern": r"\s*<\|tool_call>\s*call:(?P<name>[^\s\{<]+)(?=\{)",
+    "close": "<tool_call|>",
+    "repeats": True,
+    "content": "json",
+    "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+    "transform": NAMED_CALL,
+}
+# OLMo 3 writes calls as Python's, each on a line: vllm-project/vllm, examples/tool_chat_template_olmo3.jinja.
+_AS_PYTHON: Mapping[str, Any] = {"type": "function", "function": {"as_python": "{content}"}}
+_OLMO_3: Mapping[str, Any] = {
+    "open_pattern": r"\s*<function_calls>",
+    "close": "</function_calls>",
+    "repeats": True,
+    "content": "json",
+    "transform": _AS_PYTHON,
+}
+# A list of such calls, and nothing else: vllm-project/vllm, examples/tool_chat_template_llama4_pythonic.jinja.
+_PYTHON_LIST: Mapping[str, Any] = {
+    "open_pattern": r"\A\s*(?:<\|python_start\|>\s*)?(?=\[\s*[A-Za-z_][\w.:/-]*\()",
+    "close_pattern": r"<\|(?:python_end|eot|eom|eot_id|eom_id)\|>",
+    "content": "json",
+    "transform": _AS_PYTHON,
+}
+_LLAMA_4: Mapping[str, Any] = {  # vllm-project/vllm, examples/tool_chat_template_llama4_json.jinja
+    **LLAMA_3,
+    "open_pattern": LLAMA_3["open_pattern"].replace("python_tag", "python_start"),
+    "close_pattern": LLAMA_3["close_pattern"].replace(r"<\|(?:eot|eom)_id\|>", r"<\|(?:python_end|eot|eom)\|>"),
+}
+# A list of calls, and nothing else: vllm-project/vllm, examples/tool_chat_template_xlam_qwen.jinja.
+_XLAM: Mapping[str, Any] = {
+    "open_pattern": r"\A\s*(?=\[\s*\{\s*\"name\"\s*:\s*\"(?:[^\"\\]|\\.)*\"\s*,\s*\"arguments\"\s*:)",
+    "close_pattern": r"<\|(?:im_end|eot_id)\|>",
+    "content": "json",
+    "transform": _CALL,
+}
+# With the template of llama.cpp (models/templates/llama-cpp-microsoft-Phi-4-mini-instruct.jinja), and with that of vLLM
+# (examples/tool_chat_template_phi4_mini.jinja).
+_PHI_4_MINI: Mapping[str, Any] = {**_GRANITE, "close": "<|/tool_call|>", "repeats": True}
+_FUNCTOOLS: Mapping[str, Any] = {
+    "open_pattern": r"\s*functools(?=\[\s*\{)",
+    "close_pattern": r"<\|end\|>",
+    "content": "json",
+    "transform": _CALL,
+}
+# Command R and R+: llama.cpp, models/templates/CohereForAI-c4ai-command-r-plus-tool_use.jinja.
+_COMMAND_R: Mapping[str, Any] = {
+    "open_pattern": r"\s*Action:\s*```json\s",
+    "close_pattern": r"(?<=\])\s*```",
+    "content": "json",
+    "transform": _CALL,
+}
+_LONGCAT: Mapping[str, Any] = {  # sgl-project/sglang, function_call/longcat_detector
+    **HERMES,
+    "open_pattern": r"\s*<longcat_tool_call>",
+    "close": "</longcat_tool_call>",
 }
 
 # By what a chat template says, all of it: the first that fits.
 _TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
     ((DEEPSEEK_ONE, "```json"), DEEPSEEK_FENCED),
     ((DEEPSEEK_ONE,), DEEPSEEK),
+    (("\uff5cDSML\uff5c",), DSML),
     (("<|tool_call_begin|>",), KIMI),
     (("<|tools_prefix|>",), APERTUS),
     (("<start_function_call>",), _FUNCTION_GEMMA),
-    (("<seed:tool_call>",), _SEED),
+    (("<seed:tool_call>",), SEED),
     (("<TOOLCALL>",), _NEMOTRON),
+    (("<|tool_call>",), _GEMMA_4),
+    (("<|/tool_call|>",), _PHI_4_MINI),
     (("<|tool_call|>",), _GRANITE),
-    (("<minimax:tool_call>",), _MINIMAX),
-    (("<arg_key>",), _GLM),
+    (("functools[",), _FUNCTOOLS),
+    (("<minimax:tool_call>",), MINIMAX),
+    (("<tool_sep",), HUNYUAN_3),
+    (("<arg_key>",), GLM),
+    (("<longcat_tool_call>",), _LONGCAT),
+    (("<function_calls>",), _OLMO_3),
     (("<function=",), QWEN_XML),
     (("<tool_call>",), HERMES),
     (("<tool_calls>",), _LISTED),
     (("[ARGS]",), _MISTRAL_ARGS),
     (("[TOOL_CALLS]",), _MISTRAL),
+    (("<|START_OF_TURN_TOKEN|>", "Action:"), _COMMAND_R),
+    (("func_name1(",), _PYTHON_LIST),
+    (("calls in a single JSON array",), _XLAM),
+    (("<|header_start|>",), _LLAMA_4),
     (("<|start_header_id|>",), LLAMA_3),
 )
 # Of forms with a pair of outer marks around all calls the second one. The first belongs to the first call.
@@ -159,7 +205,10 @@ _ENDS: Sequence[tuple[Mapping[str, Any], str]] = (
     (DEEPSEEK, _CALLS_END),
     (DEEPSEEK_FENCED, _CALLS_END),
     (KIMI, r"<\|tool_calls_section_end\|>"),
-    (_MINIMAX, "</minimax:tool_call>"),
+    (MINIMAX, "</minimax:tool_call>"),
+    (DSML, DSML_END),
+    (HUNYUAN_3, HUNYUAN_3_END),
+    (_GEMMA_4, r"<\|tool_response>"),
     (_FUNCTION_GEMMA, "<start_function_response>"),
 )
 

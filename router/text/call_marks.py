@@ -12,16 +12,18 @@ from router.text.call_forms import (
     DEEPSEEK_ONE_END,
     DEEPSEEK_SEP,
     HERMES,
+    KIMI,
     LLAMA_3,
-    QWEN_XML,
 )
 from router.text.reply_templates import TOOL_FIELD
+from router.text.tagged_call_forms import DSML, DSML_CALL, DSML_CALL_END, GLM, MINIMAX, QWEN_XML
 
 
 class CallMarks(msgspec.Struct, frozen=True):
     """A call is `before_name`, the name, `after_name`, the arguments in `style` (xgrammar's name of it), `end`.
     `trigger` is where the model has begun one. Where there are `separators`, all that may come after a call is
-    one of them and a call, and one space at the end.
+    one of them and a call, and one space at the end. Where there is `after_number`, a number and that are between
+    `after_name` and the arguments.
     """
 
     trigger: str
@@ -30,6 +32,7 @@ class CallMarks(msgspec.Struct, frozen=True):
     end: str
     style: str = "json"
     separators: tuple[str, ...] = ()
+    after_number: str = ""
 
 
 # Mistral's marks are special tokens, which no mask lets through.
@@ -41,6 +44,19 @@ _MARKS: Sequence[tuple[Mapping[str, Any], CallMarks]] = (
         DEEPSEEK_FENCED,
         CallMarks(DEEPSEEK_ONE, f"{DEEPSEEK_ONE}function{DEEPSEEK_SEP}", "\n```json\n", f"\n```{DEEPSEEK_ONE_END}"),
     ),
+    (GLM, CallMarks("<tool_call>", "<tool_call>", "", "</tool_call>", "glm_xml")),
+    (MINIMAX, CallMarks('<invoke name="', '<invoke name="', '">\n', "</invoke>", "minimax_xml")),
+    (DSML, CallMarks(DSML_CALL, DSML_CALL, '">\n', DSML_CALL_END, "deepseek_xml")),
+    (
+        KIMI,
+        CallMarks(
+            "<|tool_call_begin|>",
+            "<|tool_call_begin|>functions.",
+            ":",
+            "<|tool_call_end|>",
+            after_number="<|tool_call_argument_begin|>",
+        ),
+    ),
     (LLAMA_3, CallMarks('{"name":', '{"name": "', '", "parameters": ', "}", separators=("; ", ";", "\n", " "))),
 )
 
@@ -49,6 +65,8 @@ def call_marks(template: Mapping[str, Any], special_tokens: Collection[str]) -> 
     """Finds how the model calls by its response template. None: it is not known, or written with special tokens."""
     calls = template["fields"].get(TOOL_FIELD)
     found = next((marks for known, marks in _MARKS if calls == known), None)
-    if found is None or any(token in found.before_name + found.after_name + found.end for token in special_tokens):
+    if found is None or any(
+        token in found.before_name + found.after_name + found.after_number + found.end for token in special_tokens
+    ):
         return None
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from router.text.call_arguments import BoundedStrings, casting_tools
 from router.text.calls import CalledTool, ReplyParts
+from router.text.python_calls import python_calls
 from router.text.reply_templates import REASONING_FIELDS, TOOL_FIELD
 
 
@@ -20,20 +21,23 @@ class ReplyParser:
             ValueError: the template is none.
         """
         import regex  # type: ignore[import-untyped]  # transformers' own; it has no types
-        from transformers.utils.chat_parsing.response_parser import ResponseParser
         from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        from router.text.raw_regions import RawRegions  # it imports transformers, too
 
         spec = load_response_template(_lenient(template))
         prefix = prompt_end if spec.start_anchor_re.search(prompt_end) else _opened(template, prompt_end)
         in_json = template["fields"].get(TOOL_FIELD, {}).get("content") == "json"
         told = casting_tools(tools, in_json=in_json)
-        self._parser = ResponseParser(spec, prefix=prefix, tools=told)
+        self._parser = RawRegions(spec, prefix=prefix, tools=told)
         self._bounded = None if in_json else BoundedStrings(tools)
         self._is_broken = False
         self._region: str | None = None
         self._has_regions = False
         self._strips = False
         self._space = ""  # may turn out to stand at the end of a part
+        self._goes_on = False  # the answer, after what was no call
+        self._before_call = ""  # space before the call that is open, which may turn out to be none
         self._raw = ""  # of the structured part that is open, from some time before its start
         for event in self._parser.initial_events:
             self._take(event, [], [], [])
@@ -44,7 +48,7 @@ class ReplyParser:
             for name in firsts:
                 spec.fields[name].open_re = only_first.fields[name].open_re
             if self._region in (None, "content"):  # the prompt has left nothing open: the reply has its own start
-                self._parser, self._region = ResponseParser(spec, prefix="", tools=told), None
+                self._parser, self._region = RawRegions(spec, prefix="", tools=told), None
         for field in spec.fields.values():
             for name in ("open_re", "close_re"):
                 if (found := getattr(field, name)) is not None:
@@ -79,8 +83,11 @@ class ReplyParser:
         field = event["field"]
         match event["type"]:
             case "region_open":
-                self._strips = field in REASONING_FIELDS or self._has_regions
-                if field != "content":
+                self._strips = field in REASONING_FIELDS or (self._has_regions and not self._goes_on)
+                self._goes_on = False
+                if field == TOOL_FIELD:
+                    self._before_call = self._space
+                elif field != "content":
                     self._has_regions = True
                 self._region, self._space = field, ""
             case "region_chunk" if not event["dirty"]:
@@ -88,10 +95,12 @@ class ReplyParser:
             case "region_close":
                 self._region = None
                 if field == TOOL_FIELD:
-                    said = _calls(event["value"], self._bounded)
+                    said = [] if self._is_cut_off(event) else _calls(event["value"], self._bounded)
                     calls.extend(said)
-                    if not said:
-                        answer.append(_shown(event["value"]))
+                    self._has_regions |= bool(said)
+                    if not said:  # the answer only speaks of calls
+                        answer.append(self._before_call + event["raw"])
+                        self._goes_on = True
                 elif field != "content":
                     self._space = ""
 
@@ -111,6 +120,10 @@ class ReplyParser:
         self._space = ""
         return rest
 
+    def _is_cut_off(self, event: Mapping[str, Any]) -> bool:
+        """Values between marks show by nothing else that they are not all there. Some leave `</tool_call>` out."""
+        return self._bounded is not None and event["is_open"] and not event["raw"].rstrip().endswith("</function>")
+
     def _is_structured(self, field: str) -> bool:
         return field != "content" and field not in REASONING_FIELDS
 
@@ -119,7 +132,7 @@ def _opened(template: Mapping[str, Any], prompt_end: str) -> str:
     """Returns the mark of the reasoning where the prompt ends with it, however it begins the assistant's turn."""
     marks = [template["fields"][field].get("open") for field in REASONING_FIELDS if field in template["fields"]]
     end = prompt_end.rstrip()
-    return next((mark for mark in marks if isinstance(mark, str) and end.endswith(mark)), "")
+    return next((mark for mark in marks if isinstance(mark, str) and end.endswith(mark.rstrip())), "")
 
 
 def _marked_thoughts(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,21 +180,19 @@ def _calls(value: object, bounded: BoundedStrings | None) -> list[CalledTool]:
 
 
 def _function(item: object) -> object:
-    """Returns one call or several; of the form that names them by keys, `{"NAME": ARGUMENTS}`, too."""
+    """Returns one call or several; of the forms that name them by keys, `{"NAME": ARGUMENTS}`, or as Python, too."""
     function = item.get("function", item) if isinstance(item, dict) else None
-    if not isinstance(function, dict) or "by_name" not in function:
+    if not isinstance(function, dict):
+        return function
+    if "as_python" in function:
+        text = function["as_python"]
+        return python_calls(text) if isinstance(text, str) else None
+    if "by_name" not in function:
         return function
     named = function["by_name"]
     if not isinstance(named, list) or not all(isinstance(one, dict) for one in named):
         return None
     return [{"name": name, "arguments": arguments} for one in named for name, arguments in one.items()]
-
-
-def _shown(value: object) -> str:
-    function = value.get("function") if isinstance(value, dict) else value
-    if isinstance(function, dict) and "by_name" in function:
-        function = function["by_name"]
-    return _escaped(function if isinstance(function, str) else json.dumps(function, ensure_ascii=False))
 
 
 def _escaped(text: str) -> str:

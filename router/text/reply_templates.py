@@ -27,9 +27,11 @@ _ANCHORS: Sequence[str] = (
     "<start_of_turn>model\n",
 )
 # Behind all else: elsewhere an answer speaks of them, or has HTML in it.
-_MARK = r"(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<\uff5cend▁of▁sentence\uff5c>)"
+_MARK = r"(?:<\|im_end\|>|<\|endoftext\|>|<\|eo[tm](?:_id)?\|>|<turn\|>|</s>|<\uff5cend▁of▁sentence\uff5c>)"
 _END = rf"{_MARK}(?:\s*{_MARK}){{0,2}}\s*\Z"  # not of any number: the time to look for that grows with its square
-_THOUGHTS = (
+_THOUGHTS = (  # the mark that opens them and that which closes them
+    ("<|channel>thought\n", "<channel|>"),
+    ("<think:opensource>", "</think:opensource>"),
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
@@ -46,7 +48,9 @@ def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, A
     if COHERE_MARK in chat_template and knows_tools:
         return dict(COHERE)
     fields: dict[str, Any] = {"content": {"close_pattern": rf"\s*(?:{_END})", "content": "text"}}
-    thoughts = next((marks for marks in _THOUGHTS if any(mark in chat_template for mark in marks)), None)
+    # Hunyuan 3's has its marks formatted: '<think{}>'.format(HYTK)
+    said = chat_template.replace("{}", ":opensource" if ":opensource" in chat_template else "")
+    thoughts = next((marks for marks in _THOUGHTS if any(mark.strip() in said for mark in marks)), None)
     if thoughts is not None:
         fields["reasoning_content"] = {"open": thoughts[0], "close": thoughts[1], "content": "text"}
     calls = calls_of(chat_template, knows_tools=knows_tools)

@@ -197,7 +197,8 @@ async def test_apertus__what_is_in_its_marks_and_no_calls__is_text(talk) -> None
     sdk = await talk(APERTUS, "<|tools_prefix|>[1]<|tools_suffix|>")
     reply = await sdk.chat.completions.create(model=MODEL, messages=TOLD[:1], tools=[WEATHER])
 
-    assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == ("[1]", None)
+    message = reply.choices[0].message
+    assert (message.content, message.tool_calls) == ("<|tools_prefix|>[1]<|tools_suffix|>", None)
 
 
 async def test_function_gemma__texts_between_escapes__arguments_are_json(talk) -> None:

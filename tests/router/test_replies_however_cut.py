@@ -120,6 +120,43 @@ FAMILIES = {
         "<start_function_response>",
     ],
     "<|tool_call|>": ["<|tool_call|>", '[{"name": "f", "arguments": {}}]', "<|end_of_text|>"],
+    "<|tool_call|> <|/tool_call|>": ["<|tool_call|>", '{"name": "f", "arguments": {}}', "<|/tool_call|>"],
+    "functools[": ["functools", '[{"name": "f", "arguments": {}}]', "[", "<|end|>"],
+    "<function_calls>": ["<function_calls>", "\nf(x='é', n=1)\n", "g()", "f(", "</function_calls>"],
+    "<|header_start|> func_name1(": ['[f(x="é"), g()]', "[f(", "<|python_start|>", "<|python_end|>", "<|eot|>"],
+    "<|header_start|>": ['{"name": "f", "parameters": {}}', "; ", "<|python_start|>", "<|python_end|>", "<|eom|>"],
+    "calls in a single JSON array": ['[{"name": "f", "arguments": {"x": "é"}}]', '[{"name": ', "<|eot_id|>"],
+    "<|START_OF_TURN_TOKEN|> Action:": [
+        'Action: ```json\n[{"tool_name": "f", "parameters": {}}]\n```',
+        "Action:",
+        "```json",
+        "]```",
+    ],
+    "<longcat_tool_call>": ["<longcat_tool_call>", '\n{"name": "f", "arguments": {}}\n', "</longcat_tool_call>"],
+    "<|tool_call> <|channel>thought": [
+        '<|tool_call>call:f{x:<|"|>é<|"|>,n:1}<tool_call|>',
+        "<|channel>thought\n",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|tool_response>",
+        "<turn|>",
+    ],
+    "<tool_sep{}> ':opensource'": [
+        "<tool_calls:opensource>",
+        "<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>x</arg_key:opensource>\n"
+        "<arg_value:opensource>é</arg_value:opensource>\n</tool_call:opensource>",
+        "<tool_call:opensource>",
+        "</tool_calls:opensource>",
+    ],
+    "\uff5cDSML\uff5c": [
+        "<\uff5cDSML\uff5cfunction_calls>",
+        '<\uff5cDSML\uff5cinvoke name="f">\n<\uff5cDSML\uff5cparameter name="x" string="true">é'
+        "</\uff5cDSML\uff5cparameter>\n</\uff5cDSML\uff5cinvoke>",
+        '<\uff5cDSML\uff5cinvoke name="g">',
+        "</\uff5cDSML\uff5cinvoke>",
+        "</\uff5cDSML\uff5cfunction_calls>",
+    ],
     "<TOOLCALL>": ["<TOOLCALL>", '[{"name": "f", "arguments": {}}]', "</TOOLCALL>"],
 }
 ANYWHERE = [

@@ -110,7 +110,7 @@ async def test_tools__call_that_is_no_json__is_shown_as_text(talk) -> None:
     sdk = await talk("<tool_call>weather of Paris</tool_call>")
     reply = await ask(sdk, tools=[WEATHER])
 
-    assert reply.choices[0].message.content == "weather of Paris"
+    assert reply.choices[0].message.content == "<tool_call>weather of Paris</tool_call>"
     assert reply.choices[0].message.tool_calls is None
     assert reply.choices[0].finish_reason == "stop"
 

@@ -1,0 +1,79 @@
+"""Tells how families of models write calls whose values stand between marks: fields of response templates."""
+
+from collections.abc import Mapping
+from typing import Any
+
+NAMED_CALL: Mapping[str, Any] = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+
+# Qwen3-Coder often leaves out <tool_call>, above all after a text. Then what follows tells a call from talk of one.
+QWEN_XML: Mapping[str, Any] = {
+    "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>"
+    r"|<function=(?P<name>[^>\n]+)>(?=\s*(?:<parameter=|</function>))",
+    "close_pattern": r"</function>\s*(?:</tool_call>|(?=<function=[^>\n]+>\s*(?:<parameter=|</function>)))",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+    "transform": NAMED_CALL,
+}
+SEED: Mapping[str, Any] = {
+    "open_pattern": r"\s*<seed:tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    "close_pattern": r"</function>\s*</seed:tool_call>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>"},
+    "transform": NAMED_CALL,
+}
+GLM: Mapping[str, Any] = {
+    "open_pattern": r"\s*<tool_call>\s*(?P<name>[^\s<]+)",
+    "close": "</tool_call>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"},
+    "transform": NAMED_CALL,
+}
+MINIMAX: Mapping[str, Any] = {
+    "open_pattern": r"(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\"\n]+)\">",
+    "close": "</invoke>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter name=\"(?P<key>[^\"\n]+)\">(?P<value>.*?)</parameter>"},
+    "transform": NAMED_CALL,
+}
+
+# DeepSeek V3.2's; V4 has `tool_calls` around calls, V4.1 ` calls`, and a space in ` invoke` and ` parameter`:
+# the structural tags of xgrammar 0.2.8; llama.cpp, models/templates/DeepSeek-V3.2.jinja.
+_DSML = "\uff5cDSML\uff5c"
+DSML_CALL, DSML_CALL_END = f'<{_DSML}invoke name="', f"</{_DSML}invoke>"
+_DSML_CALLS = rf"{_DSML} ?(?:function_calls|tool_calls|calls)>"
+DSML_END = f"</{_DSML_CALLS}"
+DSML: Mapping[str, Any] = {
+    "open_pattern": rf"(?:<{_DSML_CALLS}\s*)?<{_DSML} ?invoke name=\"(?P<name>[^\"\n]+)\">",
+    "close_pattern": rf"</{_DSML} ?invoke>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {
+        "tag_pattern": rf"<{_DSML} ?parameter name=\"(?P<key>[^\"\n]+)\"[^>\n]*>(?P<value>.*?)</{_DSML} ?parameter>"
+    },
+    "transform": NAMED_CALL,
+}
+
+
+def _hy_mark(name: str) -> str:
+    return f"(?:<{name}:opensource>|<{name}>)"  # whole, for marks that are special tokens are looked for in patterns
+
+
+# Hunyuan 3's, whose marks end in `:opensource` in the published checkpoints, and did not in its preview:
+# sgl-project/sglang, function_call/hunyuan_detector.
+HUNYUAN_3_END = _hy_mark("/tool_calls")
+HUNYUAN_3: Mapping[str, Any] = {
+    "open_pattern": rf"(?:{_hy_mark('tool_calls')}\s*)?"
+    rf"{_hy_mark('tool_call')}\s*(?P<name>[^\s<]+)\s*{_hy_mark('tool_sep')}",
+    "close_pattern": _hy_mark("/tool_call"),
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {
+        "tag_pattern": rf"{_hy_mark('arg_key')}\s*(?P<key>.*?)\s*{_hy_mark('/arg_key')}\s*"
+        rf"{_hy_mark('arg_value')}(?P<value>.*?){_hy_mark('/arg_value')}"
+    },
+    "transform": NAMED_CALL,
+}
