@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.compiled.compiled_kernels import BY_TORCH, CompiledKernels
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights, LayerWeights
@@ -28,6 +29,7 @@ from profiler.families.entry import MixtureTraits
 from profiler.specs import ModelSpec
 
 _LOG = logging.getLogger(__name__)
+_HEAD = "lm_head.weight"
 _DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -81,21 +83,34 @@ def load_weights(
         is_quantised=spec.weights is not None,
     )
     embedding = reader.load("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    if spec.tie_word_embeddings and share.leads and not config.is_gguf:
+        _check_tied(model, reader, embedding)
     if spec.tie_word_embeddings and share.divided is None:
         embedding = kernels.laid(embedding, spec)  # once more, while nothing else is held
     layers = on_threads(partial(_load_layer, projections, config), range(spec.num_layers), num_threads)
     final_norm = reader.load("model.norm.weight", spec.hidden_size)
     rows = spec.vocab_size // share.num_ranks
     if not spec.tie_word_embeddings:
-        lm_head = kernels.dense(reader.load("lm_head.weight", rows, spec.hidden_size, part=share.divided))
+        lm_head = kernels.dense(reader.load(_HEAD, rows, spec.hidden_size, part=share.divided))
     elif share.divided is None:
         lm_head = kernels.tied(embedding)
     else:
         lm_head = kernels.tied(embedding[share.rank * rows : (share.rank + 1) * rows])
-    unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"}
+    unread = {name for name in reader.unread if not name.endswith("rotary_emb.inv_freq") and name != _HEAD}
     if unread and share.leads:
         _LOG.warning("%s: %d tensors of the checkpoint are not used, among them %s", model, len(unread), min(unread))
     return DecoderWeights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)
+
+
+def _check_tied(model: str, reader: TensorReader, embedding: torch.Tensor) -> None:
+    """Raises ModelLoadError: the checkpoint has a classifier of its own, which transformers would use."""
+    if _HEAD not in reader.unread or torch.equal(reader.load(_HEAD, *embedding.shape), embedding):
+        return
+    raise ModelLoadError(
+        model=model,
+        reason=f"{_HEAD} is not model.embed_tokens.weight, although config.json: tie_word_embeddings=True says so",
+        remedy=f"set tie_word_embeddings to false in config.json, or remove {_HEAD} if the embedding is meant",
+    )
 
 
 def _load_layer(projections: ProjectionReader, config: DecoderConfig, index: int) -> LayerWeights:

@@ -87,10 +87,20 @@ def test_load_weights__other_dtype__converts(folder: Path) -> None:
 
 def test_load_weights__tied_checkpoint_that_also_stores_lm_head__uses_the_embedding(folder: Path) -> None:
     edit_json(folder / "config.json", tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
 
     weights = load(folder)
 
     assert weights.lm_head.weight is weights.embedding
+
+
+def test_load_weights__tied_checkpoint_with_an_lm_head_of_its_own__is_refused(folder: Path) -> None:
+    """As fine-tunes come that trained the classifier alone: transformers, too, would not use the embedding for it."""
+    edit_json(folder / "config.json", tie_word_embeddings=True)
+
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight is not.*set tie_word_embeddings to false"):
+        load(folder)
 
 
 def test_load_weights__unused_tensor__warns(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
