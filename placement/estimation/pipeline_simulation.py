@@ -3,8 +3,9 @@
 A group of p stages, each a tensor-parallel group, has p batches under way. Stages send each other next to nothing, so a
 batch alone takes the sum of its stages; with p under way one comes through per slowest stage, and each takes p times as
 long as that. So a group is p servers, each of which serves a batch in p times the slowest stage. Batches are of one
-model and run to their end (time is shared, SMs are not), the oldest request first. A request goes to the shortest
-queue; one that would come too late when its turn comes is dropped, as AlpaServe's groups do.
+model and run to their end (time is shared, SMs are not), the oldest request first, with as many as end in time. A
+request goes to the shortest queue; one that would come too late alone when its turn comes is dropped, as AlpaServe's
+groups do.
 """
 
 import heapq
@@ -96,15 +97,25 @@ class _Group:
             self._start(model, start_s)
 
     def _start(self, model: int, start_s: float) -> None:
-        times, came = self.times[model], self._waiting[model]
-        batch = [came.popleft() for _ in range(min(len(came), times.most_requests))]
+        """Takes as many of the model's requests as end in time together; drops those that would come too late alone."""
+        times, came, deadline_s = self.times[model], self._waiting[model], self._deadlines_s[model]
+
+        def is_late(batch: int) -> bool:
+            return came[0] < start_s + times.seconds(batch) - deadline_s
+
+        while came and is_late(1):
+            came.popleft()
+            self._missed[model] += 1
+            self._num_waiting -= 1
+        batch = min(len(came), times.most_requests)
+        while batch > 1 and is_late(batch):
+            batch -= 1
+        for _ in range(batch):
+            came.popleft()
         if not came:
             del self._waiting[model]
-        self._num_waiting -= len(batch)
-        latest_s = start_s + times.seconds(len(batch)) - self._deadlines_s[model]
-        served = sum(1 for at_s in batch if at_s >= latest_s)
-        self._in_time[model] += served
-        self._missed[model] += len(batch) - served
-        if served:
-            heapq.heapreplace(self._free_s, start_s + times.seconds(served))
-            self.busy_s += times.seconds(served)
+        self._num_waiting -= batch
+        self._in_time[model] += batch
+        if batch:
+            heapq.heapreplace(self._free_s, start_s + times.seconds(batch))
+            self.busy_s += times.seconds(batch)

@@ -44,6 +44,19 @@ def test_batches__requests_that_wait__go_together_the_oldest_model_first() -> No
     assert outcome.busy_s == [2.0 + 3.0 + 4.0]
 
 
+@pytest.mark.parametrize(("deadline_s", "in_time", "busy_s"), [(2.9, 0, 0), (3.5, 1, 2), (4.9, 2, 3), (5.0, 3, 4)])
+def test_batch__all_that_wait_would_be_late_together__as_many_go_as_are_in_time(
+    deadline_s: float, in_time: int, busy_s: float
+) -> None:
+    """They wait from 1 s to 2 s for another model's; one takes 2 s then, two 3 s and three 4 s."""
+    arrivals = [(0.0, 1), *[(1.0, 0)] * 3]
+
+    outcome = run_pipelines([{0: BATCHES, 1: BATCHES}], arrivals, {0: deadline_s, 1: 2.0}, stages=[1])
+
+    assert (outcome.in_time[0], outcome.missed[0]) == (in_time, 3 - in_time)
+    assert outcome.busy_s == [2.0 + busy_s]
+
+
 def test_dispatch__two_groups_hold_the_model__the_shorter_queue_is_taken() -> None:
     times = {0: ONE_BY_ONE}
 
