@@ -131,6 +131,28 @@ def test_links__pairs_that_share_no_port__do_not_wait_for_each_other() -> None:
     assert [links.arrival_s(0, 0, kv), links.arrival_s(1, 1, kv), links.arrival_s(0, 1, kv)] == [2.0, 2.0, 3.0]
 
 
+def test_links__layerwise_prompts_of_one_batch__each_layer_of_both_is_sent_as_it_is_computed() -> None:
+    """Each has 10 layers, one a second, of 0.1 s on the link: nothing but the two last ones is left after 10 s."""
+    kv = ComputedKv(num_bytes=10, num_layers=10, begun_s=0.0, done_s=10.0)
+    links = KvLinks(bytes_per_s=10.0, layerwise=True)
+    assert [links.arrival_s(0, 0, kv), links.arrival_s(0, 0, kv)] == pytest.approx([10.1, 10.2])
+
+
+def test_links__layerwise_prompt_of_a_slow_prefill__leaves_the_port_in_to_others_between_its_layers() -> None:
+    """Of 10 s on engine 0; on engine 1 one of 2 layers is computed from 8.5 s to 10.5 s, and takes a second to send."""
+    slow = ComputedKv(num_bytes=10, num_layers=10, begun_s=0.0, done_s=10.0)
+    fast = ComputedKv(num_bytes=10, num_layers=2, begun_s=8.5, done_s=10.5)
+    links = KvLinks(bytes_per_s=10.0, layerwise=True)
+    assert links.arrival_s(0, 0, slow) == pytest.approx(10.1)
+    assert links.arrival_s(1, 0, fast) == pytest.approx(11.0)  # no later than alone: its last layer takes 0.5 s
+
+
+def test_links__layerwise_on_a_slow_link__prompts_of_one_batch_wait_for_each_other() -> None:
+    kv = ComputedKv(num_bytes=200, num_layers=10, begun_s=0.0, done_s=10.0)
+    links = KvLinks(bytes_per_s=10.0, layerwise=True)
+    assert [links.arrival_s(0, 0, kv), links.arrival_s(0, 0, kv)] == pytest.approx([21.0, 41.0])
+
+
 def test_prefill_choice__known_prefix__outweighs_a_shorter_queue() -> None:
     """256 tokens of a conversation are cached on engine 0, whose queue is 100 tokens longer."""
     choice, history = PrefillChoice(2), tuple(range(256))

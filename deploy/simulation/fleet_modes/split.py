@@ -1,6 +1,7 @@
 """Divides the GPUs of a unit among several engines, with links between these."""
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 
 from pydantic import ByteSize
@@ -24,26 +25,38 @@ class KvLinks:
     """A transfer holds the sender's port out and the receiver's port in until its last byte is there; later ones wait.
 
     With `layerwise` a layer's KV is on its way as soon as it is computed: the transfer starts after the first layer and
-    ends no earlier than one layer's KV after the last. That a prefix was cached, and so ready before, is not used.
+    ends no earlier than one layer's KV after the last. Others have the ports between two of its layers, so a port is
+    taken for as long as it sends, and last layers of prompts that end together come one after the other. What was
+    begun before another one, and is done after it, has what is left of the ports by then. That a prefix was cached, and
+    so ready before, is not used.
     """
 
     def __init__(self, *, bytes_per_s: float, layerwise: bool) -> None:
         self._bytes_per_s = bytes_per_s
         self._layerwise = layerwise
-        self._out_free_s: dict[int, float] = {}
-        self._in_free_s: dict[int, float] = {}
+        self._out, self._in = defaultdict[int, _Port](_Port), defaultdict[int, _Port](_Port)
 
     def arrival_s(self, sender: int, receiver: int, kv: ComputedKv) -> float:
-        """Returns when the last byte is there, and keeps both ports until then."""
-        whole_s = kv.num_bytes / self._bytes_per_s
-        free_s = max(self._out_free_s.get(sender, 0.0), self._in_free_s.get(receiver, 0.0))
+        """Returns when the last byte is there. To be asked in the order in which prompts are done."""
+        whole_s, ports = kv.num_bytes / self._bytes_per_s, (self._out[sender], self._in[receiver])
+        first_s, last_part_s = kv.done_s, whole_s
         if self._layerwise:
-            first_layer_s = kv.begun_s + (kv.done_s - kv.begun_s) / kv.num_layers
-            there_s = max(max(first_layer_s, free_s) + whole_s, kv.done_s + whole_s / kv.num_layers)
-        else:
-            there_s = max(kv.done_s, free_s) + whole_s
-        self._out_free_s[sender] = self._in_free_s[receiver] = there_s
+            first_s, last_part_s = kv.begun_s + (kv.done_s - kv.begun_s) / kv.num_layers, whole_s / kv.num_layers
+        sent_s = max(first_s, *(port.sent_s for port in ports)) + whole_s
+        there_s = max(sent_s, max(kv.done_s, *(port.there_s for port in ports)) + last_part_s)
+        for port in ports:
+            port.sent_s, port.there_s = sent_s, there_s
         return there_s
+
+
+@dataclass(slots=True, eq=False)
+class _Port:
+    """`sent_s`: when it has sent all it was given, if it never waited for a layer; `there_s`: when the last byte was
+    there.
+    """
+
+    sent_s: float = 0.0
+    there_s: float = 0.0
 
 
 # Of a pair of engines in one node: what NVLink of A100 reaches in one direction.
