@@ -70,6 +70,7 @@ class BatchRun:
         self._writing = asyncio.Lock()  # else what was read of the state first could be written last
         self._takes = asyncio.Event()  # the store does: while it does not, no more results are to be kept here
         self._takes.set()
+        self._renewed_s = time.monotonic()  # the time of day may be set meanwhile
 
     @property
     def owner(self) -> str:
@@ -101,19 +102,13 @@ class BatchRun:
 
     async def _keep(self) -> None:
         """Keeps the lease, writes results and figures, and looks whether the batch is to end early."""
-        renewed_s = float("-inf")
         began_s = written_s = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.flush_s)
             try:
                 await self._look()
-                now_s = time.monotonic()  # the time of day may be set meanwhile
-                if now_s - renewed_s >= self._settings.lease_s / 3:
-                    if not await self._threads.call(
-                        self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s
-                    ):
-                        raise BatchLost
-                    renewed_s = now_s
+                await self._keep_lease()
+                now_s = time.monotonic()
                 if now_s - written_s >= flush_after_s(now_s - began_s, self._settings.flush_s):
                     await self.flush()
                     written_s = now_s
@@ -127,6 +122,17 @@ class BatchRun:
             else:
                 self._takes.set()
 
+    async def _keep_lease(self) -> None:
+        """Also before what others read is written: a process that stood may find that another has ended the batch.
+
+        Raises BatchLost.
+        """
+        now_s = time.monotonic()
+        if now_s - self._renewed_s >= self._settings.lease_s / 3:
+            if not await self._threads.call(self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s):
+                raise BatchLost
+            self._renewed_s = now_s
+
     async def _look(self) -> None:
         if await self._threads.call(self._batches.cancelling_at, self._request) is not None:
             self._ends_as = "cancelled"
@@ -134,9 +140,10 @@ class BatchRun:
             self._ends_as = "expired"
 
     async def flush(self) -> None:
-        """Writes the results that are not written yet."""
+        """Writes the results that are not written yet. Raises BatchLost."""
         async with self._writing:
             if self._fresh:
+                await self._keep_lease()
                 results, self._fresh = self._fresh, []
                 self._parts += 1
                 number = self._lease.number
@@ -157,6 +164,7 @@ class BatchRun:
 
     async def _set(self, state: BatchState) -> None:
         async with self._writing:
+            await self._keep_lease()
             self._state = state
             await self._threads.call(self._batches.set_state, self._request, state)
 

@@ -143,7 +143,8 @@ class BatchWorker:
 async def _let_go(run: BatchRun, lease: BatchLease, threads: StoreThreads) -> None:
     """Leaves as little as may be to do again, and to wait for."""
     try:
-        await run.flush()
+        with suppress(BatchLost):
+            await run.flush()
     finally:
         await threads.call(lease.release)
 

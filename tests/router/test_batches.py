@@ -1,6 +1,7 @@
 """Batches as the unmodified OpenAI SDK meets them, on real gateways over a folder."""
 
 import asyncio
+import io
 import time
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
 from router.batches.batch_lease import BatchLease
 from router.batches.batch_record import BatchRequest, BatchState
-from router.batches.batch_run import BatchRun
+from router.batches.batch_run import BatchLost, BatchRun
+from router.batches.batch_worker import _let_go
 from router.batches.input_lines import InputLine
 from router.batches.kept_batches import KeptBatches
 from router.batches.kept_files import KeptFiles
@@ -195,6 +197,35 @@ async def test_batch__clock_is_set_back__lease_is_renewed_as_before(tmp_path, mo
 
     await eventually(lambda: lease.renewed_s[-1] < lease.renewed_s[0])
     keeping.cancel()
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["goes on", "is ended"])
+async def test_batch__its_replica_stood_while_another_came_to_its_end__that_end_stays(tmp_path, is_ended) -> None:
+    """It was told as in progress for ever: nobody works on a batch that was closed."""
+    store = ObjectStore(str(tmp_path))
+    batches, its_end = KeptBatches(store), BatchState(status="completed", total=1, completed=1)
+
+    async def ask(body: bytes, caller: Caller, owner: str) -> bytes:
+        time.sleep(0.2)  # noqa: ASYNC251  the process stands, and its lease ends
+        assert batches.take("ann", request.id, "another", 60.0) is not None
+        batches.set_state(request, its_end)
+        batches.close(request)
+        return b"{}"
+
+    lease = batches.take("ann", "batch_" + "0" * 32, "me", 0.1)
+    run = run_of(tmp_path, ask, asyncio.Semaphore(1), lease, lease_s=0.1, flush_s=30.0)
+    request = run._request
+    data = io.BytesIO(jsonl(line(1)))
+    run._files.add("ann", data, filename="asked.jsonl", purpose="batch", keep_s=None, file_id="file")
+    if is_ended:
+        await run._ask_line(InputLine(1, "request-1", b"{}"))
+        await _let_go(run, lease, run._threads)
+    else:
+        with pytest.raises(BatchLost):
+            await run.run()
+
+    assert batches.state(request) == its_end
+    assert not list(batches.results(request))
 
 
 async def test_batch__a_place_comes_free_as_it_is_cancelled__is_there_for_other_batches(tmp_path) -> None:
