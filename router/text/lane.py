@@ -145,6 +145,7 @@ class Turns:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 2  # a call whose process ended, or stood, under it is tried once more
+_IDLE_S = 2.0  # so long a process that works on a call may do nothing at all
 _LOOK_S = 0.5
 _STANDS_SHARE = 0.1  # of that time: a process that works for less does not stay because of its call
 
@@ -248,8 +249,11 @@ class TextLane:
     ) -> TextAnswer:
         """What is no work may wait for others, as a load does."""
         try:
-            async with asyncio.timeout(limit_s):
-                return await answer
+            async with asyncio.timeout(limit_s) as limit:
+                if not is_work:
+                    return await answer
+                with _Attendance(service, limit):
+                    return await answer
         except TimeoutError:
             stands = is_work and await _stands(service)
             told = {"limit_s": limit_s, "stands": stands}
@@ -278,6 +282,29 @@ class TextLane:
             service.kill()
             self._service = None
             self._loads.clear()
+
+
+class _Attendance:
+    """Ends a wait early whose process has done nothing at all for some time: the limit is that of one that works."""
+
+    def __init__(self, service: TextService, limit: asyncio.Timeout) -> None:
+        self._service = service
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._worked_s: float | None = None
+        self._timer = self._loop.call_later(_IDLE_S, self._look)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        before_s, self._worked_s = self._worked_s, self._service.worked_s()
+        if self._worked_s == before_s:
+            self._limit.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(_IDLE_S, self._look)
 
 
 async def _stands(service: TextService) -> bool:

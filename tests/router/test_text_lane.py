@@ -111,7 +111,8 @@ async def test_lane__process_stands_under_a_call__it_is_tried_once_more_and_not_
     assert [service.killed for service in lane.services] == [True, True]
 
 
-async def test_lane__its_process_is_stopped__the_call_is_answered_by_another(tmp_path) -> None:
+@pytest.mark.parametrize("limit_s", [2.0, 3600.0], ids=["limit is soon over", "may take long"])
+async def test_lane__its_process_is_stopped__the_call_is_answered_by_another(tmp_path, limit_s: float) -> None:
     key = TokenizerKey(str(write_byte_tokenizer(tmp_path / "plain")), None)
     started: list[TextProcess] = []
 
@@ -124,7 +125,8 @@ async def test_lane__its_process_is_stopped__the_call_is_answered_by_another(tmp
     psutil.Process(started[0].pid).suspend()
 
     call = EncodeText(0, key, "abc", add_special_tokens=False, max_tokens=100)
-    answer = await lane.answer(call, characters=3, limit_s=2.0)
+    async with asyncio.timeout(60):
+        answer = await lane.answer(call, characters=3, limit_s=limit_s)
 
     assert isinstance(answer, Encoded)
     assert answer.num_tokens == 3
