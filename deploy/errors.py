@@ -189,6 +189,13 @@ class ControlLoopUnreachable(FleetUnreachable):
     _lack = "no control loop answers for the fleet at"
 
 
+class ChatFailed(DeployError):
+    def __init__(self, *, model: str, reason: str) -> None:
+        super().__init__(f"{model} does not answer: {reason}")
+        self.model = model
+        self.reason = reason
+
+
 class FleetNotNamed(DeployError):
     exit_code = 2
 

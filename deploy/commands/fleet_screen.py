@@ -168,6 +168,7 @@ def serve_until_interrupted(console: Console, running: "ServeFleet", fleet: Flee
     try:  # who reads these lines may stop it at once
         console.print(f"\nserving at {running.url} (Ctrl-C stops)\n")
         console.print(curl_line(running.url, fleet.models[0].id), soft_wrap=True)
+        console.print(f"muxfleet chat {running.url}", soft_wrap=True)
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:

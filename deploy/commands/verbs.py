@@ -21,6 +21,7 @@ SUMMARIES: Mapping[str, str] = {
     "render": "Print the Serve config of a fleet, for `serve deploy`.",
     "schema": "Print the JSON schema of fleet files, for editors.",
     "profile": "Measure how long an engine's launches take here, and fit the latency models to it.",
+    "chat": "Talk to a model of a running fleet, or of any OpenAI-compatible endpoint, until Ctrl-D.",
     "bench": "Replay a trace against an endpoint at its arrival times, never waiting for earlier answers.",
     "simulate": "Run a fleet in virtual time: its scheduler, router and placement on a latency model.",
     "compare": "Simulate a figure of a paper, and print what was published beside it.",

@@ -13,6 +13,7 @@ import pytest
 from fake_unit import SPEECH, FakeUnit, eventually, fleet_view
 from served_gateway import InlineText, ServedGateway, running
 
+from deploy.inspection.chat_stream import ChatPiece, chat_pieces
 from pdmux_actor.lease import LoadProgress, LoadStage, ModelPhase
 from router.http.app import create_app
 from router.http.streaming import ClientDisconnected
@@ -77,6 +78,25 @@ async def test_stream__model_loads__comments_say_how_far_then_it_is_served(path:
     assert ": x-muxfleet-unit: unit-a" in told
     assert any(line.startswith(": x-muxfleet-cold-ms: ") for line in told)
     assert lines.index(told[0]) < next(i for i, line in enumerate(lines) if line.startswith("data: "))
+
+
+async def test_muxfleet_chat__model_loads__is_told_how_far_then_gets_the_answer(cold) -> None:
+    loop, settings = asyncio.get_running_loop(), {"max_tokens": 20, "temperature": 0}
+
+    def pieces() -> list[ChatPiece]:
+        told = []
+        for piece in chat_pieces(cold.url, model=MODEL, messages=HELLO, settings=settings, timeout_s=60, api_key=None):
+            if not told:
+                loop.call_soon_threadsafe(cold.show, cold.units[0])
+            told.append(piece)
+        return told
+
+    told = await asyncio.to_thread(pieces)
+
+    assert told[0].loading.startswith("loading demo/bytes, ready in about ")
+    assert "".join(piece.text for piece in told) == TEXT
+    assert [piece.finish_reason for piece in told if piece.finish_reason] == ["length"]
+    assert told[-1].tokens == 20
 
 
 async def test_stream__no_unit_ever_had_the_model__the_wait_is_a_cold_start(tokenizer_folder: Path) -> None:
