@@ -36,7 +36,7 @@ from report.machine_facts import machine_facts
 from deploy.fleet_file.settings import read_fleet_file
 from deploy.serve.app_args import UnitShape
 from deploy.serve.render import serve_config
-from deploy.serve.serve_applications import actor_settings
+from deploy.serve.units_application import actor_settings
 from pdmux_actor.backends.native import NativeEngine
 from pdmux_actor.lease import ModelAssignment
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo, TokenEvent

@@ -2,7 +2,8 @@
 
 Ray sends a deployment's class by the name of its module. Each class has a module here of its own: a worker that starts
 a replica imports that one, with it `claim` has run before any other name of muxfleet is looked up, and a gateway does
-not hold what a control loop needs.
+not hold what a control loop needs. A task of Ray's that builds an application imports neither: it would take it about
+a second of CPU time at each start of a fleet, before any replica can begin.
 """
 
 # ruff: noqa: E402 - the names below are ours only after `claim`
@@ -13,23 +14,22 @@ claim()
 from ray.serve import Application
 
 from deploy.serve.app_args import ControlArgs, GatewayArgs, UnitShape
-from deploy.serve.serve_applications import control_application, gateway_application, units_application
 
 
 def build_units(args: UnitShape) -> Application:
-    from muxfleet.unit_replica import UnitDeployment
+    from deploy.serve.units_application import units_application
 
-    return units_application(args, unit=UnitDeployment)
+    return units_application(args, replica="muxfleet.unit_replica.UnitDeployment")
 
 
 def build_control(args: ControlArgs) -> Application:
     assert args == ControlArgs()
-    from muxfleet.control_replica import ControlLoopDeployment
+    from deploy.serve.control_application import control_application
 
-    return control_application(controller=ControlLoopDeployment)
+    return control_application(replica="muxfleet.control_replica.ControlLoopDeployment")
 
 
 def build_gateway(args: GatewayArgs) -> Application:
-    from muxfleet.gateway_replica import GatewayDeployment
+    from deploy.serve.gateway_application import gateway_application
 
-    return gateway_application(args, gateway=GatewayDeployment)
+    return gateway_application(args, replica="muxfleet.gateway_replica.GatewayDeployment")

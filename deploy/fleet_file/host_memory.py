@@ -7,7 +7,7 @@ from pydantic import ByteSize
 
 from deploy.errors import HostMemoryTooSmall, SourceNotFound
 from deploy.fleet_file.fleet_problems import Problem
-from deploy.fleet_file.setting_types import AutoSize, Bytes
+from deploy.fleet_file.size_types import AutoSize, Bytes
 from profiler.errors import UnsupportedModel
 
 if TYPE_CHECKING:

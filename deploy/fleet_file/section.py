@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from deploy.fleet_file.setting_types import Size
+from deploy.fleet_file.size_types import Size
 from pdmux_actor.scheduling.settings import SchedulerSettings
 
 # One of 16 small models keeps up with so many as with 8 on one lane (benchmarks/many_models.py).

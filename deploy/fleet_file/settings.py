@@ -34,19 +34,17 @@ from deploy.fleet_file.section import (
     WatchSection,
 )
 from deploy.fleet_file.setting_types import (
-    CPU_KV_BYTES,
     BackendName,
     DeviceName,
     Dtype,
-    KvMemory,
     LabelKey,
     LabelValue,
     Name,
     PolicyName,
-    Size,
     SolverName,
     WrittenReplan,
 )
+from deploy.fleet_file.size_types import CPU_KV_BYTES, KvMemory, Size
 from deploy.fleet_file.source_paths import absolute, resolve_source
 from deploy.fleet_file.yaml_source import parse_yaml
 from pdmux_actor.backends.entries.entry import BackendEntry

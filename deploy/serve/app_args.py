@@ -1,15 +1,13 @@
-"""Defines what travels in the Serve config: `args` shape processes, `user_config` changes without a restart."""
+"""Defines the `args` of a Serve config's applications, which shape processes. Those are built by tasks of Ray's that
+import this, so it brings no planner and no model.
+"""
 
 from collections import ChainMap
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from deploy.fleet_file.model_section import ModelSection
-from deploy.fleet_file.scaling_section import NodesSection, ScalingSection
-from deploy.fleet_file.section import BatchSection, DrainSection, SchedulerSection, StateSection, WatchSection
-from deploy.fleet_file.setting_types import Dtype
-from deploy.fleet_file.settings import PlacementSection
+from deploy.fleet_file.section import BatchSection, DrainSection, SchedulerSection, WatchSection
 
 CONTROL_APP = "control"
 GATEWAY_APP = "gateway"
@@ -72,32 +70,3 @@ class GatewayArgs(Args):
     template_timeout_s: float = 2.0
     batches: BatchSection = BatchSection()
     console: bool = True
-
-
-class PoolNodes(Args):
-    """Says what decides how many nodes a pool has."""
-
-    nodes: NodesSection
-    scaling: ScalingSection | None = None
-    devices_per_node: int
-    mesh_gpus: int
-
-
-class ControllerConfig(Args):
-    """The Controller's `user_config`. By pool: how many units there shall be."""
-
-    models: tuple[ModelSection, ...]
-    dtype: Dtype | None = None
-    policy: str
-    placement: PlacementSection = PlacementSection()
-    name: str = "fleet"
-    state: StateSection = StateSection()
-    hold_s: float = 30.0
-    expected_units: dict[str, int]
-    profiles: dict[str, str] | None = None
-    """Of the pools that have one: what their units are planned by."""
-    pools: dict[str, PoolNodes] | None = None
-    """All, where one may grow."""
-
-    def as_user_config(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude_none=True)

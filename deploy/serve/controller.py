@@ -22,8 +22,8 @@ from deploy.control.scaled_pools import readable_seasons, scaled_pools
 from deploy.fleet_file.model_catalog import Catalog
 from deploy.planning.planner_process import PlannerProcess, plan_once
 from deploy.planning.profiled_costs import readable_costs
-from deploy.serve.app_args import ControllerConfig
 from deploy.serve.console_topics import ConsoleTopics
+from deploy.serve.controller_config import ControllerConfig
 from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.lease_server import LeaseServer
 from deploy.serve.lived_clock import LivedClock

@@ -14,12 +14,11 @@ from deploy.serve.app_args import (
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
     UNIT_DEPLOYMENT,
-    ControllerConfig,
     GatewayArgs,
-    PoolNodes,
     UnitShape,
     units_app,
 )
+from deploy.serve.controller_config import ControllerConfig, PoolNodes
 
 # A crashed replica is replaced after one period, one whose loop stands after three timeouts (Serve's defaults: 10 s and
 # 30 s), at once with RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1, else after its drain. Each check runs on that loop.

@@ -15,7 +15,6 @@ from pydantic_core import PydanticUndefined
 
 from deploy.fleet_file.model_section import ModelSection
 from deploy.fleet_file.section import DrainSection
-from deploy.fleet_file.setting_types import CPU_KV_BYTES
 from deploy.fleet_file.settings import (
     EngineSection,
     FleetFile,
@@ -24,8 +23,10 @@ from deploy.fleet_file.settings import (
     PoolSection,
     semantic_problems,
 )
+from deploy.fleet_file.size_types import CPU_KV_BYTES
 from deploy.local.ray_environment import HAPROXY
-from deploy.serve.app_args import UNIT_DEPLOYMENT, Args, ControllerConfig, GatewayArgs, UnitShape, units_app
+from deploy.serve.app_args import UNIT_DEPLOYMENT, Args, GatewayArgs, UnitShape, units_app
+from deploy.serve.controller_config import ControllerConfig
 from deploy.serve.render import serve_config
 from profiler.devices import DEVICES
 from scripts.chart.values import OLDEST_RAY

@@ -1,6 +1,7 @@
 """What Serve keeps of an application once a task of Ray's has built it."""
 
 import pytest
+from ray._common.utils import import_attr
 from ray.serve._private.build_app import build_app
 
 from deploy.fleet_file.settings import FleetFile
@@ -28,5 +29,6 @@ def test_application__as_ray_returns_it__goes_to_serve_and_stays_in_no_nodes_obj
         builder, shape = BUILDERS[application["import_path"].rpartition(":")[2]]
         built = build_app(builder(shape.model_validate(application["args"])), name=application["name"])
         (deployment,) = built.deployments
+        assert isinstance(import_attr(deployment.func_or_class), type)  # none but its replicas imports it
         configs = (deployment._deployment_config, deployment._replica_config)
         assert sum(len(config.to_proto_bytes()) for config in configs) < INLINE_BYTES / 2

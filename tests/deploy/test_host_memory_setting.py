@@ -11,7 +11,7 @@ from deploy.planning import fleet_planning, pool_hardware
 from deploy.planning.fleet_planning import units_of_fleet
 from deploy.planning.pool_hardware import hardware_of, host_memory_of
 from deploy.serve.render import _unit_shape
-from deploy.serve.serve_applications import actor_settings
+from deploy.serve.units_application import actor_settings
 from pdmux_actor.serving.commands import EngineSettings
 from pdmux_actor.serving.host_budget import host_memory_budget
 from profiler.devices import laptop_cpu

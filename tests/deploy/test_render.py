@@ -7,7 +7,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.fleet_file.settings import FleetFile, fleet_json_schema, parse_fleet_file, read_fleet_file
 from deploy.local.demo_fleet import FLEET_TEXT
-from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, ControllerConfig, GatewayArgs, UnitShape
+from deploy.serve.app_args import CONTROLLER_DEPLOYMENT, GatewayArgs, UnitShape
+from deploy.serve.controller_config import ControllerConfig
+from deploy.serve.gateway_application import gateway_limits
 from deploy.serve.render import (
     application_names,
     controller_config,
@@ -16,7 +18,7 @@ from deploy.serve.render import (
     serve_yaml,
     without_node_labels,
 )
-from deploy.serve.serve_applications import actor_settings, gateway_limits
+from deploy.serve.units_application import actor_settings
 from pdmux_actor.serving.engine_watch import WatchSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from forked_programs import ForkedPrograms, forked_programs
 
+from deploy.fleet_file.settings import FleetFile
+from deploy.serve.render import serve_config
+
 ROOT = Path(__file__).parents[2]
 # For any replica: only who trains, plots or reads tables needs them, or who runs a model.
 _HEAVY = {"matplotlib", "pandas", "pyarrow", "scipy", "torch", "transformers", "xgrammar"}
@@ -43,6 +46,28 @@ def test_replica__as_ray_imports_it__leaves_out_what_it_does_not_run(worker: For
     assert not imported & _HEAVY
 
 
+@pytest.mark.parametrize("name", ["units-p", "control", "gateway"])
+def test_application__as_a_task_of_rays_builds_it__imports_nothing_of_what_replicas_run(
+    worker: ForkedPrograms, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start of a fleet waits for such a task, in a process of its own, before a replica begins."""
+    monkeypatch.setenv("MUXFLEET_ALLOW_OPEN_RAY", "1")
+    fleet = FleetFile.model_validate({"models": [{"id": "a", "source": "x"}], "pools": [{"name": "p"}]})
+    (config,) = (app for app in serve_config(fleet)["applications"] if app["name"] == name)
+    program = (
+        "from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call\n"
+        "from ray.serve._private.build_app import build_app\n"
+        "from ray._common.utils import import_attr\n"
+        f"build_app(call(import_attr({config['import_path']!r}), {config['args']!r}), name={name!r})"
+    )
+
+    imported = _imported(worker, program)
+
+    replicas = {"deploy.control", "deploy.serve.unit_replica", "router.http", "router.serving"}
+    assert "muxfleet.serve_applications" in imported
+    assert not imported & (_HEAVY | _OF_PLANNING | replicas)
+
+
 def test_pandas__imported_after_serve__is_there(worker: ForkedPrograms) -> None:
     assert "pandas" in _imported(worker, "from ray import serve\nimport pandas")
 
@@ -51,7 +76,7 @@ def test_gateway_application__is_carried_by_values_that_bring_no_fleet_file(work
     """What is bound is unpickled in the replica: a function of a heavy module would bring that."""
     program = (
         "import pickle, sys\n"
-        "from deploy.serve.serve_applications import batches_here, gateway_limits\n"
+        "from deploy.serve.gateway_application import batches_here, gateway_limits\n"
         "from deploy.serve.app_args import GatewayArgs\n"
         "from deploy.serve.gateway_settings import KeysOfFile\n"
         "args = GatewayArgs(max_body_bytes=1, max_queued_requests=1, hold_s=1.0)\n"

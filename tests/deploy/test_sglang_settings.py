@@ -8,7 +8,7 @@ from deploy.errors import FleetFileError
 from deploy.fleet_file.settings import parse_fleet_file
 from deploy.planning.fleet_planning import _units
 from deploy.serve.render import _unit_shape
-from deploy.serve.serve_applications import actor_settings
+from deploy.serve.units_application import actor_settings
 
 MODELS = "models: [{id: m, source: org/m}]\n"
 

@@ -16,10 +16,10 @@ from deploy.serve.app_args import (
     CONTROL_APP,
     CONTROLLER_DEPLOYMENT,
     GATEWAY_APP,
-    ControllerConfig,
     GatewayArgs,
     UnitShape,
 )
+from deploy.serve.controller_config import ControllerConfig
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
