@@ -57,7 +57,8 @@ ItemType = Literal[
     "custom_tool_call_output",
     "reasoning",
 ]
-# Of tools that OpenAI runs: in a conversation that began there, and left out as its tools are.
+# Of tools that OpenAI runs: in a conversation that began there, and left out as its tools are. The last one is tools
+# that come with the input (`ResponsesBody`), and nothing said.
 _OfOpenAI = Literal[
     "web_search_call",
     "file_search_call",
@@ -66,16 +67,18 @@ _OfOpenAI = Literal[
     "mcp_list_tools",
     "mcp_approval_request",
     "mcp_approval_response",
+    "additional_tools",
 ]
 _OF_OPENAI = frozenset(get_args(_OfOpenAI))
 # Of tools that OpenAI's models know without being told. All there is of them is text, but for screenshots.
-_Builtin = Literal["local_shell_call", "shell_call", "apply_patch_call", "computer_call", "tool_search_call"]
+_Builtin = Literal["local_shell_call", "shell_call", "apply_patch_call", "computer_call", "tool_search_call", "program"]
 _BuiltinOutput = Literal[
     "local_shell_call_output",
     "shell_call_output",
     "apply_patch_call_output",
     "computer_call_output",
     "tool_search_output",
+    "program_output",
 ]
 _BUILTINS, _BUILTIN_OUTPUTS = frozenset(get_args(_Builtin)), frozenset(get_args(_BuiltinOutput))
 
@@ -104,6 +107,8 @@ class InputItem(msgspec.Struct, gc=False):
     error: Any = None
     status: str | None = None
     tools: list[dict[str, Any]] | None = None
+    code: str | None = None
+    result: str | None = None
 
     @property
     def passed(self) -> str:
@@ -134,7 +139,7 @@ def _told(item: InputItem) -> Iterator[InputItem]:
         name = item.type.removesuffix("_call")
         yield InputItem("function_call", call_id=call_id, name=name, arguments=_arguments(item))
     elif item.type in _BUILTIN_OUTPUTS:
-        found = item.found or (_json(item.tools) if item.tools is not None else item.status or "")
+        found = item.found or item.result or (_json(item.tools) if item.tools is not None else item.status or "")
         yield InputItem("function_call_output", call_id=call_id, output=found)
     elif item.type == "mcp_call":
         call = InputItem("function_call", call_id=call_id, name=item.name, arguments=item.passed)
@@ -147,8 +152,9 @@ def _told(item: InputItem) -> Iterator[InputItem]:
 
 
 def _arguments(item: InputItem) -> str:
-    if item.actions is not None:
-        return _json({"actions": item.actions})
+    for name, said in (("actions", item.actions), ("code", item.code)):
+        if said is not None:
+            return _json({name: said})
     asked = item.action or item.operation
     return _json({k: v for k, v in asked.items() if v is not None}) if isinstance(asked, dict) else item.passed
 

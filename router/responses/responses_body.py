@@ -1,5 +1,6 @@
 """POST /v1/responses: the body, read into fixed types in a time that its bytes bound."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -135,6 +136,7 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     read = decoded(body, ResponsesBody)
     items = [] if isinstance(read.input, str) else read.input
     if items:
+        read.tools = _with_additional(read.tools, items)
         read.input = told_items(items)
     goes_on = read.previous_response_id is not None or read.conversation is not None
     if not (read.input or goes_on) or len(items) > MAX_MESSAGES:
@@ -144,3 +146,18 @@ def read_responses_body(body: bytes) -> ResponsesBody:
     if parts > MAX_CONTENT_PARTS:
         raise InvalidRequest(f"The input has {parts} parts; it may have {MAX_CONTENT_PARTS}.", param="input")
     return read
+
+
+def _with_additional(tools: list[ResponseTool] | None, items: Sequence[InputItem]) -> list[ResponseTool] | None:
+    """Returns the tools with those that came with the input, as `additional_tools`: of one name the last holds. Raises
+    InvalidRequest.
+    """
+    added: list[ResponseTool] = []
+    for place, item in enumerate(items):
+        if item.type == "additional_tools":
+            try:
+                added += msgspec.convert(item.tools, list[ResponseTool])
+            except msgspec.ValidationError as error:
+                where = f"input[{place}].tools"
+                raise InvalidRequest(f"Invalid value for {where!r}: {error}.", param=where) from error
+    return list({(tool.type, tool.name): tool for tool in (*(tools or ()), *added)}.values()) if added else tools

@@ -95,6 +95,20 @@ async def test_response__history_has_calls_of_tools_that_openai_runs__they_are_l
         await sdk.responses.create(model=MODEL, input=[searched])
 
 
+async def test_response__tools_come_with_the_input__model_is_told_of_them(talk) -> None:
+    sdk = await talk('<tool_call>{"name": "clock", "arguments": {}}</tool_call>')
+    clock = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    again = {**clock, "name": "weather", "description": "Says it anew."}
+    added = {"type": "additional_tools", "role": "developer", "tools": [clock, again]}
+    response = await ask(sdk, input=[{"role": "user", "content": "Late?"}, added])
+    without = await ask(sdk, input=[{"role": "user", "content": "Late?"}, added], tools=openai.omit)
+
+    assert [tool.name for tool in response.tools] == ["weather", "apply_patch", "clock"]
+    assert [tool.name for tool in without.tools] == ["clock", "weather"]
+    assert [item.name for item in response.output] == ["clock"]
+    assert "weather: Says it anew." in prompt_of(sdk)
+
+
 SHELL = {"action": {"commands": ["ls"], "timeout_ms": None}, "status": "completed", "call_id": "c"}
 RAN = [{"stdout": "a.txt\n", "stderr": "no b\n", "outcome": {"type": "exit", "exit_code": 2}}]
 PATCHED = {"type": "update_file", "path": "a", "diff": "+x"}
@@ -148,6 +162,14 @@ SCREENSHOT = {"type": "computer_screenshot", "image_url": "data:image/png;base64
             '[{"type":"function","name":"m"}]',
         ),
         (
+            [
+                {"type": "program", "id": "p", "call_id": "c", "code": "1 + 1", "fingerprint": "f"},
+                {"type": "program_output", "id": "q", "call_id": "c", "result": "2", "status": "completed"},
+            ],
+            'program:{"code":"1 + 1"}',
+            "2",
+        ),
+        (
             [{"type": "mcp_call", "id": "m", "server_label": "wiki", "name": "ask", "arguments": "{}", "output": "42"}],
             "wiki__ask:{}",
             "42",
@@ -194,6 +216,7 @@ async def test_response__history_has_calls_of_openais_own_tools__model_sees_them
     [
         ({"type": "function_call_output", "call_id": "c", "output": [{"text": "x"}]}, "input[0].output[0].type"),
         ({"type": "compaction", "encrypted_content": "gA"}, "input[0].type"),
+        ({"type": "additional_tools", "role": "developer", "tools": None}, "input[0].tools"),
     ],
 )
 async def test_response__item_that_cannot_be_told__is_refused_with_its_place(talk, item, param) -> None:
