@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from router.openai.plain_references import make_references_plain
 from router.openai.schema_support import names_no_json, parts_of, with_parts
 from router.text.schema_reference import referred
 
@@ -29,6 +30,7 @@ def spelled_out(schema: object) -> object:
     """
     copy = _spelled(schema)
     if isinstance(copy, dict):
+        make_references_plain(copy)
         tell_apart(copy)
     return copy
 
