@@ -100,6 +100,11 @@ def with_temporary_files_in(folder: Path) -> Mapping[str, str]:
     return {**os.environ, "TMPDIR": str(folder)}
 
 
+def whole_environment() -> Mapping[str, str]:
+    """Returns a copy, for who wants it back after others have set variables of their own."""
+    return dict(os.environ)
+
+
 def export_environment(variables: Mapping[str, str]) -> None:
     """Sets variables for this process and those it starts. What the user has set already stays."""
     for name, value in variables.items():

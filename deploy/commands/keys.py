@@ -1,5 +1,6 @@
 """muxfleet keys"""
 
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from deploy.commands.duration import seconds_of
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verbs import Verb
-from deploy.errors import KeyFileError, OptionNotUsable
+from deploy.errors import KeyFileError, OptionNotUsable, OutputNotWritable
 from deploy.fleet_file.fleet_problems import problems_of
 from deploy.fleet_file.key_file import KeyFile, StoredKey, read_key_file, sole_writer, write_key_file
 from router.access.api_keys import make_key
@@ -47,6 +48,8 @@ def new(
 
     Example: muxfleet keys new team-a --model qwen-small --requests-per-minute 60
     """
+    if sys.stdout is None:  # the shell has closed it
+        raise OutputNotWritable(path="standard output", reason="it is closed, and the key is shown nowhere else")
     fresh = make_key()
     try:
         key = StoredKey(

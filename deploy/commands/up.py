@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from deploy.commands.fleet_screen import STOP_S, fleet_on_screen, serve_until_interrupted
 from deploy.commands.terminal import terminal
-from deploy.environment import running_fleets_folder
+from deploy.environment import running_fleets_folder, whole_environment
 from deploy.errors import FleetLost
 from deploy.fleet_file.one_model import fleet_of_model
 from deploy.fleet_file.settings import FleetFile, check_sources, parse_fleet_file, read_fleet_file
@@ -37,7 +38,7 @@ def up(
     Example: muxfleet up examples/demo.yaml
     (its checkpoints: muxfleet demo --write examples)
     """
-    console = terminal()
+    console, environment = terminal(), whole_environment()
     fleet = _fleet(file, console)
     check_sources(fleet)
     is_serving = False
@@ -52,7 +53,7 @@ def up(
         if not (restart and is_serving):  # one that dies before it serves would die so for ever
             raise
         console.print(f"{lost}\nstarting the fleet again", style="yellow", soft_wrap=True)
-        _run_again(console)
+        _run_again(console, environment)
     take_applied(running_fleets_folder())
 
 
@@ -66,7 +67,9 @@ def _fleet(file: Path, console: Console) -> FleetFile:
     return parse_fleet_file(applied, name=f"{file} (as applied)", base=file.resolve().parent)
 
 
-def _run_again(console: Console) -> None:
-    """This program afresh in this process: Ray cannot be started twice in one that lost it."""
+def _run_again(console: Console, environment: Mapping[str, str]) -> None:
+    """This program afresh in this process: Ray cannot be started twice in one that lost it. In the environment that it
+    was started in: the lost cluster's token is no user's wish, nor its ports, which somebody else may have by now.
+    """
     console.file.flush()
-    os.execv(sys.executable, sys.orig_argv)
+    os.execve(sys.executable, sys.orig_argv, environment)

@@ -208,3 +208,14 @@ def test_keys_new__cannot_show_the_key__none_is_left_in_the_file(tmp_path: Path,
     assert [key.name for key in read_key_file(file).keys] == ["kept"]
     if goes_to == "full disk":
         assert "its output cannot be written: No space left on device" in ended.stderr
+
+
+def test_keys_new__standard_output_is_closed__no_key_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    command = [sys.executable, "-m", "muxfleet.command_line", "keys", "new", "lost", "--file", str(file)]
+    ended = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True, timeout=120)
+
+    assert (ended.returncode, file.exists()) == (2, False)
+    assert ended.stderr == (
+        "muxfleet: standard output: cannot be written: it is closed, and the key is shown nowhere else\n"
+    )

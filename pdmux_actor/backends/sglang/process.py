@@ -30,6 +30,8 @@ from profiler.specs import DeviceSpec
 
 _READ_BYTES = 256 * 1024
 _FLUSH_TIMEOUT_S = 5.0
+_DEEPEST_BYTES = 64  # a socket's path has 107 at most on Linux
+_SHALLOW = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -38,9 +40,19 @@ def main(arguments: Sequence[str]) -> None:
     log_to_actor()
     connection = socket.socket(fileno=int(arguments[0]))
     settings = msgspec.json.decode(arguments[1], type=EngineSettings)
+    keep_socket_paths_short()
     with tempfile.TemporaryDirectory(prefix="muxfleet-sglang-") as folder:
         asyncio.run(_serve(connection, settings, Path(folder)))
     os._exit(0)  # SGLang leaves threads behind that would hold up the exit
+
+
+def keep_socket_paths_short() -> None:
+    """Has temporary files of this process, among them the sockets of SGLang's processes and of its plugin, in a folder
+    of the system's where TMPDIR is too deep for a socket's path. SGLang's children are told their paths.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) > _DEEPEST_BYTES:
+        usable = (place for place in _SHALLOW if os.access(place, os.W_OK | os.X_OK))
+        vars(tempfile)["tempdir"] = next(usable, None)  # as its documentation says to set it
 
 
 async def _serve(connection: socket.socket, settings: EngineSettings, folder: Path) -> None:
