@@ -67,10 +67,14 @@ class BatchLease:
             store.delete(f"{folder}/{name}")
         return cls(store, folder, number + 1, holder)
 
-    def renew(self, *, now_s: float, lease_s: float) -> bool:
+    def is_held(self) -> bool:
         """False: another replica has taken over."""
         names = self._store.names(self._folder)
-        if not names or int(names[-1]) != self.number:
+        return bool(names) and int(names[-1]) == self.number
+
+    def renew(self, *, now_s: float, lease_s: float) -> bool:
+        """False: another replica has taken over."""
+        if not self.is_held():
             return False
         self._write(now_s + lease_s)
         return True

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
 from types import MappingProxyType
@@ -146,13 +146,12 @@ class BatchRun:
                 await self._keep_lease()
                 results, self._fresh = self._fresh, []
                 self._parts += 1
-                number = self._lease.number
                 try:
-                    await self._threads.call(self._batches.add_results, self._request, number, self._parts, results)
+                    await self._threads.call(self._write_results, self._parts, results)
                 except BaseException:  # the call may be cancelled, too; a result that is written twice counts once
                     self._fresh = [*results, *self._fresh]
                     raise
-                await self._threads.call(self._batches.set_state, self._request, self._state)
+                await self._threads.call(self._write_state, self._state)
 
     async def _flush_all(self) -> None:
         """Tries again until the store takes them; the keeper says that it does not, and whether the batch is lost."""
@@ -166,7 +165,23 @@ class BatchRun:
         async with self._writing:
             await self._keep_lease()
             self._state = state
-            await self._threads.call(self._batches.set_state, self._request, state)
+            await self._threads.call(self._write_state, state)
+
+    def _write_state(self, state: BatchState) -> None:
+        """Raises BatchLost: one that stood for a while may find that another replica has brought the batch to its end,
+        and nobody would work on it once it were under way again.
+        """
+        self._check_held()
+        self._batches.set_state(self._request, state)
+
+    def _write_results(self, part: int, results: Sequence[LineResult]) -> None:
+        """Raises BatchLost."""
+        self._check_held()
+        self._batches.add_results(self._request, self._lease.number, part, results)
+
+    def _check_held(self) -> None:
+        if not self._lease.is_held():
+            raise BatchLost
 
     # ---- the work ----
 
@@ -266,7 +281,7 @@ class BatchRun:
         left = [not_asked(line, code, message) for line in coming if line.number not in done]
         if left:
             self._parts += 1
-            self._batches.add_results(self._request, self._lease.number, self._parts, left)
+            self._write_results(self._parts, left)
             self._state = msgspec.structs.replace(self._state, failed=self._state.failed + len(left))
 
     def _write_files(self) -> dict[str, str | int]:

@@ -109,11 +109,16 @@ class KeptBatches:
         self._store.write(f"{_folder(request)}/results/{lease:08d}-{part:08d}", lines)
 
     def results(self, request: BatchRequest) -> Iterator[LineResult]:
-        """Yields each line's first result. Two replicas may have had the same one, when the first seemed dead."""
+        """Yields each line's first result. Two replicas may have had the same one, when the first seemed dead. Raises
+        FileNotFoundError where the other one has come to the batch's end meanwhile: what is left is not all of them.
+        """
         folder = f"{_folder(request)}/results"
         seen: set[int] = set()
         for name in self._store.names(folder):
-            for text in (self._store.read(f"{folder}/{name}") or b"").splitlines():
+            part = self._store.read(f"{folder}/{name}")
+            if part is None:
+                raise FileNotFoundError(f"{folder}/{name}")
+            for text in part.splitlines():
                 try:
                     result = msgspec.json.decode(text, type=LineResult)
                 except msgspec.MsgspecError:

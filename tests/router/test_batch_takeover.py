@@ -3,8 +3,19 @@
 import asyncio
 import time
 
-from batch_rig import jsonl, line
+import msgspec
+import pytest
+from batch_rig import CHAT, jsonl, line, settings
 from fake_unit import eventually
+from prometheus_client import CollectorRegistry
+
+from router.batches.batch_body import BatchBody, new_batch
+from router.batches.batch_record import BatchState
+from router.batches.batch_run import BatchLost, BatchRun
+from router.batches.kept_batches import KeptBatches, LineResult
+from router.batches.kept_files import KeptFiles
+from router.batches.object_store import ObjectStore, StoreThreads
+from router.telemetry.metrics import BatchMetrics
 
 
 async def test_batch__gateway_restarts__goes_on_from_what_was_written(start) -> None:
@@ -63,6 +74,45 @@ async def crash(worker, monkeypatch) -> None:
     for task in tuple(worker._running.values()):
         task.cancel()
     await asyncio.sleep(0)
+
+
+async def test_batch__replica_stands_while_another_ends_its_batch__changes_nothing_of_it_any_more(tmp_path) -> None:
+    """As where its store hung: the batch was in progress again, with half its results, and nobody worked on it."""
+    batches = KeptBatches(ObjectStore(str(tmp_path)))
+    body = BatchBody(input_file_id="file", endpoint=CHAT, completion_window="24h")
+    request = new_batch(body, [CHAT], owner="ann", tenant="ann", now_s=time.time())
+    batches.add(request)
+    before = batches.take("ann", request.id, "first", lease_s=0.0)
+    run = BatchRun(
+        request,
+        before,
+        batches=batches,
+        files=KeptFiles(ObjectStore(str(tmp_path))),
+        settings=settings(tmp_path),
+        ask=None,
+        places=asyncio.Semaphore(1),
+        threads=StoreThreads(),
+        metrics=BatchMetrics(CollectorRegistry()),
+    )
+    await run._set(BatchState(status="in_progress", total=2))
+    for number in (1, 2):
+        batches.add_results(request, before.number, number, [LineResult(number, True, msgspec.Raw(b"{}"))])
+    being_read = batches.results(request)
+    next(being_read)
+
+    after = batches.take("ann", request.id, "second", lease_s=30.0)
+    ended = BatchState(status="completed", total=2, completed=2)
+    batches.set_state(request, ended)
+    batches.close(request)
+    run._add(LineResult(2, True, msgspec.Raw(b"{}")))
+
+    assert after is not None
+    for change in (run.flush, lambda: run._set(BatchState(status="finalizing"))):
+        with pytest.raises(BatchLost):
+            await change()
+    with pytest.raises(FileNotFoundError):
+        list(being_read)
+    assert (batches.state(request), list(batches.results(request))) == (ended, [])
 
 
 async def test_batch__two_replicas_at_once__share_many_batches_and_ask_each_line_once(start) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
-from router.batches.batch_lease import BatchLease
+from router.batches.batch_lease import BatchLease, LeaseWatch
 from router.batches.batch_record import BatchRequest, BatchState
 from router.batches.batch_run import BatchLost, BatchRun
 from router.batches.batch_worker import _let_go
@@ -161,7 +161,7 @@ def run_of(folder: Path, ask, places: asyncio.Semaphore, lease: BatchLease | Non
             created_at=0,
             expires_at=2**40,
         ),
-        lease or BatchLease(store, "leases", 1, "me"),
+        lease or BatchLease.take(store, "leases", "me", now_s=0.0, lease_s=30.0, watch=LeaseWatch()),
         batches=KeptBatches(store),
         files=KeptFiles(store),
         settings=settings(folder, **changes),
@@ -179,6 +179,9 @@ class NotedLease:
 
     def __init__(self) -> None:
         self.renewed_s = []
+
+    def is_held(self) -> bool:
+        return True
 
     def renew(self, *, now_s: float, lease_s: float) -> bool:
         self.renewed_s.append(now_s)
