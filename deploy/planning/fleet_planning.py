@@ -194,14 +194,15 @@ def _placement_models(fleet: FleetFile) -> Iterator[PlacementModel]:
 
 
 def _units(fleet: FleetFile, pool: PoolSection) -> Iterator[UnitCapacity]:
-    memory_bytes, device = _memory_bytes(fleet, pool), hardware_of(pool).device
+    # Once for all units: a profile is read and fitted for each.
+    memory_bytes, pool_bytes, device = _memory_bytes(fleet, pool), _pool_bytes(fleet, pool), hardware_of(pool).device
     for i in range(pool.num_units):
         yield UnitCapacity(
             unit_id=f"{pool.name}/{i}",
             num_gpus=pool.mesh_gpus,
             memory_bytes=memory_bytes,
             block_bytes=fleet.engine.block_bytes,
-            total_blocks=_pool_bytes(fleet, pool) // fleet.engine.block_bytes,
+            total_blocks=pool_bytes // fleet.engine.block_bytes,
             sizes_pool=pool.kv_bytes is None,
             pool=pool.name,
             node=f"{pool.name}/{i * pool.mesh_gpus // pool.devices_per_node}",

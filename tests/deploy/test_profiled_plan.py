@@ -11,7 +11,7 @@ from fleet_model import FakeUnit
 
 from deploy.control.planner import PlanAnswer, Planner, PlanTask
 from deploy.fleet_file.settings import FleetFile, parse_fleet_file
-from deploy.planning.fleet_planning import plan_fleet
+from deploy.planning.fleet_planning import plan_fleet, units_of_fleet
 from deploy.planning.planner_process import PlannerProcess
 from deploy.planning.profiled_costs import readable_costs
 from deploy.serve.controller import Controller
@@ -21,7 +21,7 @@ from profiler.gpus.h100 import DEVICE as H100
 from profiler.measurement import Measurement
 from profiler.probe import LaunchShape
 from profiler.profile import ModelProfile, Profile
-from profiler.profile_file import write_profile
+from profiler.profile_file import read_profile, write_profile
 from profiler.specs import ModelSpec
 
 CONFIG = {
@@ -75,6 +75,27 @@ def test_plan__pool_with_a_profile__is_made_by_what_was_measured(
     planned = plan_fleet(profiled_fleet(tmp_path, seconds))
 
     assert (planned.estimate().served_share > 0.99) is bears_it
+
+
+def test_units__of_a_pool_with_a_profile__do_not_read_it_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of many launches takes long to fit, and a plan for a thousand GPUs did so a thousand times."""
+    fleet = profiled_fleet(tmp_path, 0.01)
+    pool = fleet.pools[0].model_copy(update={"gpu_type": "H100", "device_memory": None, "kv_memory": None})
+    read: list[Path] = []
+
+    def noted(path: Path) -> Profile:
+        read.append(path)
+        return read_profile(path)
+
+    monkeypatch.setattr("profiler.profile_file.read_profile", noted)
+    reads = []
+    for nodes in (1, 50):
+        larger = pool.model_copy(update={"nodes": pool.nodes.model_copy(update={"min": nodes})})
+        assert len(units_of_fleet(fleet.model_copy(update={"pools": (larger,)}))) == nodes
+        reads.append(len(read))
+        read.clear()
+
+    assert reads[0] == reads[1]
 
 
 @CASES
