@@ -369,6 +369,7 @@ def _sweep_dict(sweep: Sweep, unplaced: Mapping[str, str]) -> dict[str, object]:
                 "rate_per_s": p.rate_per_s,
                 "slo_attainment": p.attainment,
                 "request_attainment": p.request_attainment,
+                "stopped_early": p.outcome.gave_up,
                 "total": p.outcome.total().figures(p.outcome.duration_s).as_dict(),
             }
             for p in sweep.points

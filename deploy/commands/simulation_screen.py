@@ -11,7 +11,7 @@ from deploy.commands.fitted_table import FittedTable
 from deploy.commands.told_progress import ToldProgress
 from deploy.simulation.fleet_outcome import FleetOutcome
 from deploy.simulation.node_supply import NodeUse
-from deploy.simulation.runs import Sweep
+from deploy.simulation.runs import HOPELESS_MISSES, Sweep
 from deploy.simulation.statistics import SimulatedFigures
 from deploy.simulation.streams import RequestStream
 
@@ -127,7 +127,7 @@ def sweep_table(name: str, sweep: Sweep) -> FittedTable:
     for point in sweep.points:
         figures = point.outcome.total().figures(point.outcome.duration_s)
         table.add_row(
-            f"{point.rate_per_s:.3g}",
+            f"{point.rate_per_s:.3g}{'*' if point.outcome.gave_up else ''}",
             f"{point.request_attainment:.1%}",
             _percent(figures.tbt_attainment),
             _ms(figures.ttft_s.p50),
@@ -140,7 +140,14 @@ def sweep_table(name: str, sweep: Sweep) -> FittedTable:
 
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:
-    """Says where the goodput stands on little: nothing was too much, or all came too soon after each other."""
+    """Says which rates were not run to their end, and where the goodput stands on little: nothing was too much, or all
+    came too soon after each other.
+    """
+    if any(point.outcome.gave_up for point in sweep.points):
+        yield (
+            f"* stopped once {HOPELESS_MISSES:.0%} of its requests had missed their targets: its figures are of those "
+            "that had come by then, and the whole run's would be worse"
+        )
     goodput_per_s = max(sweep.goodput_per_s, sweep.goodput_requests_per_s)
     if sweep.goodput_requests_per_s == sweep.points[-1].rate_per_s:
         yield "no rate was too high: the goodput is at least that; try higher ones"

@@ -122,7 +122,7 @@ def _sweep_table(name: str, sweep: Mapping[str, Any]) -> ReportTable:
         titles=(f"requests/s, {name}", "in time", "TTFT p99", "TBT p99", "output tokens/s"),
         rows=tuple(
             (
-                as_number(point["rate_per_s"]),
+                as_number(point["rate_per_s"]) + (", stopped early" if point.get("stopped_early") else ""),
                 as_percent(point["request_attainment"]),
                 as_ms(point["total"]["ttft_s"]["p99"]),
                 as_ms(point["total"]["tbt_s"]["p99"]),

@@ -75,7 +75,12 @@ class FleetPlots:
         figure, axis = plt.subplots(figsize=(_WIDTH_IN, _HEIGHT_IN))
         for name, sweep in self._sweeps.items():
             rates = [p.rate_per_s for p in sweep.points]
-            axis.plot(rates, [100 * p.request_attainment for p in sweep.points], marker="o", label=name)
+            shares = [100 * p.request_attainment for p in sweep.points]
+            (line,) = axis.plot(rates, shares, marker="o", label=name)
+            early = [place for place, p in enumerate(sweep.points) if p.outcome.gave_up]
+            if early:
+                picked = [rates[place] for place in early], [shares[place] for place in early]
+                axis.plot(*picked, "o", color=line.get_color(), markerfacecolor="white", label=f"{name}, stopped early")
         axis.axhline(99, color="grey", linewidth=0.8)
         axis.set(xlabel="requests per second", ylabel="requests in time: first token and every gap (%)")
         axis.grid(alpha=0.3)

@@ -15,7 +15,7 @@ from traces.outcome import RequestOutcome
 
 GOODPUT_ATTAINMENT = 0.99
 _COLLECTION_THRESHOLDS = (50_000, 50, 50)
-_HOPELESS_MISSES = 0.3  # share of a stream's requests: then a rate has been shown to be too high
+HOPELESS_MISSES = 0.3  # share of a stream's requests: then a rate has been shown to be too high
 
 OnProgress = Callable[[int, float], None]
 Ahead = Callable[[Sequence[float]], None]
@@ -181,4 +181,4 @@ def _highest(rates_per_s: Sequence[float], passes: Callable[[float], bool], refi
 def is_hopeless(run: FleetRun) -> bool:
     """More requests have missed their targets, or wait since too long, than a rate within reach would leave."""
     missed = sum(s.finished - s.attained + s.rejected + s.failed for s in run.statistics.values())
-    return missed + run.overdue_requests() > _HOPELESS_MISSES * run.expected_requests
+    return missed + run.overdue_requests() > HOPELESS_MISSES * run.expected_requests

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from deploy.commands import simulate as simulate_module
+from deploy.simulation.deployments import DeployedFleet
 from deploy.simulation.fleet_outcome import FleetOutcome
+from deploy.simulation.streams import RequestStream
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Run = Callable[..., tuple[int, str, str]]
@@ -39,6 +42,27 @@ def test_sweep__of_demand__every_rate_lasts_as_long(run: Run, fleet: Path, tmp_p
     assert 1 <= sweep["goodput_requests_per_s"] < 10
     assert "at least" not in out
     assert "too soon" not in out
+
+
+def test_sweep__rate_that_is_stopped_early__is_marked_wherever_its_figures_stand(
+    run: Run, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attainment is that of the requests before the queue was long."""
+    whole, found, page = simulate_module.run_fleet, tmp_path / "found.json", tmp_path / "page.html"
+
+    def stopped(deployed: DeployedFleet, stream: RequestStream, *arguments: Any, **options: Any) -> FleetOutcome:
+        return replace(whole(deployed, stream, *arguments, **options), gave_up=stream.rate_per_s > 20)
+
+    monkeypatch.setattr(simulate_module, "run_fleet", stopped)
+    _, out, _ = run("simulate", fleet, "--duration", 4, "--sweep", "rate=1,40", "--json", found, "--plot", tmp_path)
+    run("report", page, found)
+    points = json.loads(found.read_text())["deployments"]["mux"]["points"]
+
+    assert (points[0]["stopped_early"], points[-1]["stopped_early"]) == (False, True)
+    assert "40*" in out
+    assert "* stopped once 30% of its requests had missed their targets: its figures are of those" in out
+    assert "40, stopped early" in page.read_text()
+    assert (tmp_path / "attainment.png").exists()
 
 
 def test_sweep__requests_given__at_most_so_many_come(run: Run, fleet: Path, tmp_path: Path) -> None:
