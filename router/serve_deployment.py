@@ -24,6 +24,7 @@ from router.fleet_follower import FleetFollower, NewsRefusals
 from router.http.app import create_app
 from router.http.live_routes import LiveSources
 from router.limits import GatewayLimits
+from router.lived_clock import LivedClock
 from router.responses.background import BackgroundResponses
 from router.responses.background_handover import HandedEvents
 from router.responses.response_copies import ResponseCopies
@@ -85,7 +86,8 @@ class GatewayIngress:
         self._controller_app = controller_app
         self._gateways: DeploymentHandle[Any] | None = None
         self._gateway = Gateway(limits)
-        self._responses = ResponseStore(self._ask_siblings)
+        self._clock = LivedClock()
+        self._responses = ResponseStore(self._ask_siblings, clock=self._clock.now_s)
         self._copies = ResponseCopies(
             self._responses, self._of_all_gateways, gateway_id=self._gateway.scheduler.gateway_id
         )
@@ -237,6 +239,7 @@ class GatewayIngress:
         gc.collect()
         gc.freeze()
         async with asyncio.TaskGroup() as following:
+            following.create_task(self._clock.live())
             following.create_task(self._follow_fleet(gateway))
             following.create_task(self._copies.follow(lambda: gateway.view.current.num_gateways))
             if self._read_keys is not None:

@@ -26,7 +26,6 @@ from deploy.serve.console_topics import ConsoleTopics
 from deploy.serve.controller_config import ControllerConfig
 from deploy.serve.kept_state import KeptState, kept_state
 from deploy.serve.lease_server import LeaseServer
-from deploy.serve.lived_clock import LivedClock
 from deploy.serve.model_shapes import ModelShapes
 from deploy.serve.ray_cluster import ClusterLeadership, Leadership, going_nodes, node_host, own_node, stream_token
 from deploy.serve.serve_calls import check_serve_answers, tell_of_silence
@@ -39,6 +38,7 @@ from placement.errors import ModelUnknown
 from placement.scaling.seasonal_forecast import Season
 from router.access.rate_limits import KeyUsage
 from router.admission.demand_report import DemandReport
+from router.lived_clock import LivedClock
 from router.telemetry.fleet_event import EventKind, FleetEvent
 from router.view import FleetNews, FleetView
 from router.what_if import WhatIfChanges

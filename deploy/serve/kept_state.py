@@ -15,11 +15,11 @@ from deploy.control.key_usages import KeptUsage
 from deploy.environment import state_folder
 from deploy.errors import OptionNotUsable
 from deploy.fleet_file.section import StateSection
-from deploy.serve.lived_clock import LivedClock
 from deploy.state.cluster_store import ClusterStore
 from deploy.state.file_store import FileStore
 from deploy.state.state_store import StateNotKept, StateStore
 from deploy.state.write_behind import WriteBehind
+from router.lived_clock import LivedClock
 from router.telemetry.fleet_event import EventKind
 
 _NAME = "control loop"

@@ -22,11 +22,11 @@ from deploy.inspection.fleet_places import find_place, units_at
 from deploy.local.running_fleets import RunningFleet, announced, only_fleet, process_started_s, this_boot
 from deploy.serve.controller import Controller
 from deploy.serve.kept_state import kept_state
-from deploy.serve.lived_clock import LivedClock
 from pdmux_actor.lease import ModelPhase
 from placement.estimation.memory import resident_bytes
 from placement.estimation.problem_arrays import Estimator
 from placement.solvers.registry import SOLVERS
+from router.lived_clock import LivedClock
 
 UNIT, NODE = CordonScope.UNIT, CordonScope.NODE
 CONFIG = {

@@ -3,8 +3,8 @@ from dataclasses import replace
 from deploy.control.control_state import ControlState, KeptDeaths
 from deploy.fleet_file.section import StateSection
 from deploy.serve.kept_state import KeptState
-from deploy.serve.lived_clock import LivedClock
 from placement.plan import Plan
+from router.lived_clock import LivedClock
 
 STATE = ControlState(
     noted_s=100.0,

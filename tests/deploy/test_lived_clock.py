@@ -14,8 +14,8 @@ from deploy.control.control_state import ControlState
 from deploy.fleet_file.section import StateSection
 from deploy.serve.controller import Controller
 from deploy.serve.kept_state import KeptState
-from deploy.serve.lived_clock import LivedClock
 from router.admission.demand_report import DemandReport, ModelAsked
+from router.lived_clock import LivedClock
 from router.telemetry.fleet_event import FleetEvent
 
 HOUR_S = 3600.0

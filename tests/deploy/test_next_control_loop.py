@@ -18,8 +18,8 @@ from control_loop_standin import (
 from deploy.control.cordons import Cordon, CordonScope
 from deploy.serve import controller
 from deploy.serve.controller import Controller
-from deploy.serve.lived_clock import LivedClock
 from pdmux_actor.serving import control_link
+from router.lived_clock import LivedClock
 
 
 async def test_link__control_loop_that_another_follows_on__sends_its_units_there(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 
 import httpx
 import msgspec
@@ -220,3 +221,24 @@ async def test_keys__gateways_of_two_releases__are_summed_and_who_cannot_be_read
         assert report.left_out == 1
     tells(one, b"?")
     assert await one._read_topic("keys", {}) is None
+
+
+async def test_background__all_replicas_stood__the_one_that_works_on_it_is_not_taken_for_lost(
+    gateways, monkeypatch
+) -> None:
+    """As of a container that is paused for a minute: nobody renewed anything meanwhile, and nobody has died."""
+    monkeypatch.setattr("router.responses.background.LOST_S", 2.5)
+    start, _, unit = gateways
+    unit.token_gap_s = 1.0
+    (one, http), (other, other_http) = await start(2)
+    body = {"model": "demo/bytes", "input": "Weather?", "background": True, "max_output_tokens": 5}
+    async with exchanging(monkeypatch, one, other):
+        asked = (await http.post("/v1/responses", json=body)).json()
+        await eventually(lambda: other._responses.unheard_s(asked["id"]) is not None)
+        time.sleep(3.0)  # noqa: ASYNC251  it is what stands
+        read = (await other_http.get(f"/v1/responses/{asked['id']}")).json()
+        await eventually(lambda: one._responses.has_ended(asked["id"]))
+        ended = (await other_http.get(f"/v1/responses/{asked['id']}")).json()
+
+    assert read["status"] in ("queued", "in_progress")
+    assert ended["status"] in ("completed", "incomplete")

@@ -1,4 +1,4 @@
-"""The clock of a control loop: it counts the seconds that the process has lived through."""
+"""The clock of who watches others: it counts the seconds that the process has lived through."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ _JUMP_S = 1.0
 
 class LivedClock:
     """Stands while its process does: one that was stopped, whose event loop was blocked, whose machine was suspended.
-    What units sent meanwhile lies unread, and none of them was silent. `live` runs on the event loop that is meant.
+    What others sent meanwhile lies unread, and none of them was silent. `live` runs on the event loop that is meant.
     """
 
     def __init__(self) -> None:
