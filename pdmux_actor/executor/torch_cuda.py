@@ -254,7 +254,7 @@ class TorchCudaExecutor:
         return max(0, self._spare_bytes() + self._arenas.reserved_bytes({n: r.arena for n, r in runners.items()}))
 
     def _spare_bytes(self) -> int:
-        return self._lanes.free_memory_bytes() - self._graphs.unused_budget_bytes
+        return self._lanes.free_memory_bytes() - self._graphs.unused_budget_bytes - self._graphs.idle_bytes
 
     def submit(self, launch: Launch) -> None:
         match launch:

@@ -23,6 +23,10 @@ class Capture(Protocol):
         """Device memory of all graphs' intermediate values."""
         ...
 
+    def idle_bytes(self) -> int:
+        """Returns those of them that torch's allocator counts as in reserve, although only captures can have them."""
+        ...
+
     def renew(self) -> None:
         """No graph is left."""
         ...
@@ -65,8 +69,14 @@ class CudaGraphCapture:
         return self._captured(step, stream)
 
     def shared_bytes(self) -> int:
-        segments = [segment for pool in self._pools for segment in self._cuda.memory.memory_snapshot(pool)]
-        return sum(segment["total_size"] for segment in segments)
+        return sum(segment["total_size"] for segment in self._segments())
+
+    def idle_bytes(self) -> int:
+        # Of a segment that is in use in part the rest is none that the allocator counts as whole.
+        return sum(segment["total_size"] for segment in self._segments() if not segment["active_size"])
+
+    def _segments(self) -> list[Any]:
+        return [segment for pool in self._pools for segment in self._cuda.memory.memory_snapshot(pool)]
 
     def _captured(self, step: Step, stream: Any) -> tuple[Step, int]:
         if not self._pools:

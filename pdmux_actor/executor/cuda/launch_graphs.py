@@ -53,6 +53,8 @@ class LaunchGraphs:
         self._short_of_memory: set[GraphKey] = set()
         self._put_off: dict[GraphKey, PlannedCapture] = {}  # until memory has come free
         self._shared_bytes = 0
+        self.idle_bytes = 0
+        """What graphs' intermediate values leave of their memory between replays: nobody else can have it."""
         self._has_warned = False
         self.num_evicted = 0
         self.num_in_traffic = 0  # captures for which a launch waited
@@ -286,7 +288,10 @@ class LaunchGraphs:
         self._let_go_of_an_empty_pool()
 
     def _count_shared(self) -> None:
-        self._shared_bytes = self._capture.shared_bytes() if self._capture is not None and self._holds_any else 0
+        if self._capture is None or not self._holds_any:
+            self._shared_bytes = self.idle_bytes = 0
+        else:
+            self._shared_bytes, self.idle_bytes = self._capture.shared_bytes(), self._capture.idle_bytes()
 
     @property
     def _holds_any(self) -> bool:
@@ -297,7 +302,7 @@ class LaunchGraphs:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._shared_bytes = 0
+        self._shared_bytes = self.idle_bytes = 0
         if self._capture is not None:
             self._capture.renew()
 

@@ -119,6 +119,9 @@ class RerunCapture:
     def shared_bytes(self) -> int:
         return 0
 
+    def idle_bytes(self) -> int:
+        return 0
+
     def renew(self) -> None:
         pass
 

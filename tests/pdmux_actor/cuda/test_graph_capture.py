@@ -66,7 +66,8 @@ class RecordingCuda:
         self.recording.remove(pool)
 
     def _snapshot(self, pool: tuple[int, int]) -> list[dict[str, int]]:
-        return [{"total_size": 30}, {"total_size": 12}] if pool in self.pools else []
+        sizes = [{"total_size": 30, "active_size": 0}, {"total_size": 12, "active_size": 5}]
+        return sizes if pool in self.pools else []
 
 
 class RecordingGraph:
@@ -117,6 +118,7 @@ def test_capture__step__is_run_and_waited_for_before_and_disturbs_no_other_threa
     assert cuda.calls == [*warm_up, *captured, "replay"]
     assert own_bytes == GRAPH_BYTES  # what another thread allocated meanwhile is not the graph's
     assert capture.shared_bytes() == 42
+    assert capture.idle_bytes() == 30
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not permitted when stream is capturing"), KeyboardInterrupt()])

@@ -40,6 +40,9 @@ class DestroyedCapture(RerunCapture):
     def __call__(self, step: Step, stream: object) -> tuple[Step, int]:
         return Graph(*super().__call__(step, stream)[:1], self), self.graph_bytes
 
+    def idle_bytes(self) -> int:
+        return 0
+
     def renew(self) -> None:
         self.renewed += 1
 

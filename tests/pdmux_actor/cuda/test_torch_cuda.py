@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 from cpu_rig import make_prompt, outputs
-from cuda_rig import BLOCK_BYTES, CpuLanes, NoStream, make_cuda_rig
+from cuda_rig import BLOCK_BYTES, CpuLanes, NoStream, RerunCapture, make_cuda_rig, rest
 from triton.runtime.interpreter import InterpretedFunction
 
 from pdmux_actor.engine import build_engine
@@ -259,6 +259,30 @@ def test_load_model__beside_one_whose_steps_are_captured__memory_of_graphs_is_no
     arenas = rig.executor.arena_facts["arena_bytes"]
     with pytest.raises(ModelLoadError, match=f" {arenas // 2 + 1000} are free"):
         rig.load("qwen3", tiny_checkpoints["qwen3"])
+
+
+def test_load_model__beside_graphs_whose_values_lie_in_torchs_reserve__does_not_count_that_as_free(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between replays torch's allocator counts as in reserve what it gives to captures only."""
+    limits, shared_bytes = LaunchLimits(batch_tokens=20, sequences=1), 300_000
+    rig = make_cuda_rig(captures_ahead=True, launch_limits=limits, budget_bytes=1 << 20, graph_bytes=1000)
+    graphs, lanes = rig.executor._graphs, rig.executor._lanes
+    for of_capture in ("shared_bytes", "idle_bytes"):
+        monkeypatch.setattr(RerunCapture, of_capture, lambda self: shared_bytes)
+
+    def free_bytes() -> int:
+        return (1 << 20) + (16 << 20) - (graphs.used_bytes - shared_bytes * bool(graphs.used_bytes))
+
+    monkeypatch.setattr(lanes, "free_memory_bytes", free_bytes)
+    rig.load("llama", tiny_checkpoints["llama"])
+    assert graphs.used_bytes > shared_bytes
+
+    held = rig.executor._arenas.reserved_bytes({n: r.arena for n, r in rig.executor._runners.items()})
+    assert rig.executor._free_bytes() == (16 << 20) + held
+    rig.executor.detach_model("llama")
+    rest(rig)
+    assert rig.executor._free_bytes() == 16 << 20
 
 
 def test_resize_pool__no_model_there__has_the_new_size_and_no_more_than_is_free(
