@@ -17,6 +17,7 @@ from pdmux_actor.executor.ranks.lane_group import LaneGroup
 from pdmux_actor.executor.ranks.lane_models import LaneModels
 from pdmux_actor.executor.ranks.rank_buckets import FollowingBucket
 from pdmux_actor.executor.ranks.rank_frames import HeadPass, LanePass
+from pdmux_actor.executor.ranks.stream_order import StreamOrder
 from pdmux_actor.models.decoder import LayeredDecoder
 
 
@@ -32,11 +33,13 @@ class FollowingCudaRunner(CudaRunner):
     ) -> None:
         self._group = group
         self._lane_models = LaneModels(models, group, _of_lane)
+        self._order = StreamOrder(torch.cuda) if device.type == "cuda" else None
         super().__init__(self._lane_models, graphs, device)
 
     def do(self, told: LanePass) -> None:
         model = self._lane_models[told.model]
-        with model.workspace.using(self.arena):
+        in_order = nullcontext() if self._order is None else self._order.behind_the_last()
+        with model.workspace.using(self.arena), in_order:
             self._do(told, model)
 
     def _do(self, told: LanePass, model: CudaModel) -> None:
