@@ -1,11 +1,14 @@
 """Works out how a control loop behaves: its patience with units, and how readily it moves models."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from deploy.fleet_file.setting_types import Replan
-from deploy.fleet_file.settings import PlacementSection
+from deploy.fleet_file.replan_mode import Replan
 from pdmux_actor.lease import QUIET_HEARTBEAT_S
 from placement.scaling.elastic_pool import Ceilings
+
+if TYPE_CHECKING:  # the planner's process starts in half the time without the fleet file
+    from deploy.fleet_file.settings import PlacementSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class ControlRules:
     hold_s: float = 30.0
 
 
-def rules_of(placement: PlacementSection, *, hold_s: float) -> ControlRules:
+def rules_of(placement: "PlacementSection", *, hold_s: float) -> ControlRules:
     return ControlRules(
         replan=placement.replan,
         replan_every_s=placement.replan_every_s,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from deploy.fleet_file.replan_mode import Replan
 from pdmux_actor.backends.registry import BACKENDS, NAMED
 from pdmux_actor.scheduling.policies.registry import POLICIES
 from placement.solvers.registry import SOLVERS
@@ -92,6 +93,5 @@ AnySolverName = Annotated[str, AfterValidator(is_known(SOLVERS)), WithJsonSchema
 SolverName = Annotated[AnySolverName, AfterValidator(_is_online), WithJsonSchema(names_schema(_RUNNING))]
 """One that a control loop may use."""
 
-Replan = Literal["auto", "shadow", "off", "scratch"]
 WrittenReplan = Annotated[Replan, BeforeValidator(lambda value: "off" if value is False else value)]
 """YAML makes false of a bare off."""

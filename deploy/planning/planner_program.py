@@ -21,7 +21,7 @@ from deploy.control.planner import work_out
 from deploy.planning.planner_frames import PlannerCall, PlannerReply
 from deploy.planning.profiled_costs import readable_costs
 from pdmux_actor.serving.frames import LENGTH, framed
-from pdmux_actor.serving.own_program import die_with_parent
+from pdmux_actor.serving.parent_death import die_with_parent
 from placement.estimation.problem_arrays import Estimator
 from placement.plan import Plan, UnitCapacity
 from placement.problem import PlacementModel, Solver

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploy.control.fleet_costs import FleetCosts
-from deploy.fleet_file.settings import FleetFile
 from placement.estimation.problem_arrays import Estimator
 from placement.estimation.step_costs import roofline_of
 from profiler.errors import ProfileUnusable
@@ -13,10 +13,13 @@ from profiler.latency import LatencyModel
 from profiler.profile import Profile
 from profiler.specs import DeviceSpec
 
+if TYPE_CHECKING:  # the planner's process reads no fleet file
+    from deploy.fleet_file.settings import FleetFile
+
 logger = logging.getLogger(__name__)
 
 
-def profiles_of(fleet: FleetFile) -> Mapping[str, str]:
+def profiles_of(fleet: "FleetFile") -> Mapping[str, str]:
     """Returns the files that pools name, by pool."""
     return {pool.name: pool.profile for pool in fleet.pools if pool.profile is not None}
 

@@ -1,8 +1,6 @@
 """Processes of ours: they find our packages where the one that starts them did, and end with it."""
 
 import asyncio
-import ctypes
-import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +11,6 @@ from pathlib import Path
 # worker happens to run in nor another distribution's package of the same name comes first.
 _PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 _COLLECT_S = 30.0
-_PR_SET_PDEATHSIG = 1
 _RUN_PROGRAM = (
     "import runpy, sys; folder, program = sys.argv[1:3]; del sys.argv[1:3]; sys.path.insert(0, folder); "
     "runpy.run_module(program, run_name='__main__', alter_sys=True)"
@@ -56,9 +53,3 @@ async def start_own_program(program: str, *arguments: str) -> OwnProcess:
     ours.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     return OwnProcess(process, reader, writer)
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends: no orphan, whatever the process is doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -25,7 +25,7 @@ from pdmux_actor.serving.known_latency import ContentionStore, read_known_latenc
 from pdmux_actor.serving.loaded_models import LoadedModels
 from pdmux_actor.serving.model_forms import ModelForms
 from pdmux_actor.serving.notice_sender import NoticeSender
-from pdmux_actor.serving.own_program import die_with_parent
+from pdmux_actor.serving.parent_death import die_with_parent
 from pdmux_actor.serving.structured_requests import StructuredRequests
 from placement.estimation.memory import fillable_bytes
 from profiler.devices import DEVICES

@@ -25,7 +25,7 @@ from pdmux_actor.models.rank_share import RankShare
 from pdmux_actor.models.torch_threads import use_torch_threads
 from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.frames import FrameReader, framed
-from pdmux_actor.serving.own_program import die_with_parent
+from pdmux_actor.serving.parent_death import die_with_parent
 
 _RECEIVE_BYTES = 256 * 1024
 _EXIT_FAILED = 70  # EX_SOFTWARE of sysexits.h

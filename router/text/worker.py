@@ -20,7 +20,7 @@ from threading import Lock
 import msgspec
 
 from pdmux_actor.serving.frames import LENGTH, framed
-from pdmux_actor.serving.own_program import die_with_parent
+from pdmux_actor.serving.parent_death import die_with_parent
 from router.text.calls import (
     Decoded,
     DecodeTokens,

@@ -68,6 +68,13 @@ def test_application__as_a_task_of_rays_builds_it__imports_nothing_of_what_repli
     assert not imported & (_HEAVY | _OF_PLANNING | replicas)
 
 
+def test_planner__as_its_process_begins__reads_no_fleet_file(worker: ForkedPrograms) -> None:
+    """The first token of a fleet waits for its first plan, and that for this process."""
+    imported = _imported(worker, "import deploy.planning.planner_program")
+
+    assert not imported & (_HEAVY | {"deploy.fleet_file.section", "deploy.fleet_file.setting_types"})
+
+
 def test_pandas__imported_after_serve__is_there(worker: ForkedPrograms) -> None:
     assert "pandas" in _imported(worker, "from ray import serve\nimport pandas")
 

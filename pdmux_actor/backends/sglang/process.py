@@ -23,7 +23,7 @@ from pdmux_actor.serving.engine_log import log_to_actor
 from pdmux_actor.serving.frames import FrameReader
 from pdmux_actor.serving.host_budget import host_memory_budget
 from pdmux_actor.serving.notice_sender import NoticeSender
-from pdmux_actor.serving.own_program import die_with_parent
+from pdmux_actor.serving.parent_death import die_with_parent
 from profiler.devices import device_named, laptop_cpu
 from profiler.guard_file import read_guard_grid
 from profiler.specs import DeviceSpec
