@@ -28,6 +28,11 @@ class ModelCard:
     weights: tuple[str | None, ...] = ()
     problem: str = ""
 
+    @property
+    def has_turns(self) -> bool:
+        """Says whether it comes back to a place that it gave to others."""
+        return self.can_wake and not self.problem
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitView:

@@ -73,6 +73,7 @@ class FleetRun:
         self._homeless: list[OpenRequest] = []
         self._waiting_since_s: dict[str, float] = {}  # of requests that are not on a unit yet, by id
         self._loads: dict[str, LoadReport | None] = {}
+        self._in_turns: frozenset[str] = frozenset()  # models that share places, as gateways were told last
         self._coming = ComingRequests(stream.records())
         self._last_end_s = 0.0
         self._sample_partitions = sample_partitions
@@ -264,18 +265,23 @@ class FleetRun:
         """On another unit, with the tokens that the client has; the next view may bring one."""
         now_s = self.agenda.clock.now_s
         since_s = opened.homeless_since_s if opened.homeless_since_s is not None else now_s
-        choice = opened.stay.go_on(now_s, avoid={opened.unit_id})
+        # The unit that let it go may be the only one that its model comes back to.
+        choice = opened.stay.go_on(now_s, avoid={opened.unit_id} if now_s < since_s + self._limits.avoid_s else set())
         vocab_size = self._models[opened.request.model].vocab_size
         told = made_up_output(opened.request.prompt_token_ids[0], opened.output_tokens, vocab_size)
         rest = replace(opened.request, output_token_ids=told)
         if choice is not None and self._of_id[choice.unit_id].submit(rest):
             opened.unit_id, opened.homeless_since_s = choice.unit_id, None
-        elif now_s - since_s >= self._limits.hold_s:
+        elif now_s - since_s >= self._patience_s(opened):
             del self._open[opened.request.request_id]
             self._end(opened, FinishReason.ERROR)
         else:
             opened.homeless_since_s = since_s
             self._homeless.append(opened)
+
+    def _patience_s(self, opened: OpenRequest) -> float:
+        may_wait = opened.output_tokens > 0 and opened.request.model in self._in_turns
+        return self._limits.begun_hold_s if may_wait else self._limits.hold_s
 
     def _end(self, opened: OpenRequest, finish: FinishReason) -> None:
         finished = finish in (FinishReason.LENGTH, FinishReason.STOP)
@@ -307,6 +313,8 @@ class FleetRun:
                 self._partitions.append(_partition_of(unit.report, now_s))
         for gateway in self._gateways:
             gateway.on_view(view)
+        if self._view_updates.moves_models:
+            self._in_turns = frozenset(card.model for card in view.models if card.has_turns)
         homeless, self._homeless = self._homeless, []
         for opened in homeless:
             self._go_on(opened)

@@ -32,7 +32,6 @@ from router.transport.unit_client import UnitPool, UnitUnreachable
 
 logger = logging.getLogger(__name__)
 
-_AVOID_S = 2.0  # then a unit that failed this request may be tried again: it may be the only one
 _POLL_S = 0.5  # units become reachable again without a new view
 _RETRY_AFTER_S = 5
 
@@ -260,7 +259,7 @@ class GenerationRelay:
             waited_s, patience_s = self._clock() - since_s, self._patience_s(generation, progress)
             self._raise_if_hopeless(generation, waited_s, patience_s)
             await self._view.changed(min(_POLL_S, patience_s - waited_s))
-            if self._clock() - started_s >= _AVOID_S:
+            if self._clock() - started_s >= self._limits.avoid_s:
                 left_out.clear()
 
     def _check_weights(self, generation: Generation, progress: _Progress) -> None:
@@ -286,7 +285,7 @@ class GenerationRelay:
 
     def _patience_s(self, generation: Generation, progress: _Progress) -> float:
         card = self._view.card(generation.model)
-        has_turns = card is not None and card.can_wake and not card.problem
+        has_turns = card is not None and card.has_turns
         return self._limits.begun_hold_s if has_turns and progress.final else self._limits.hold_s
 
     def _raise_if_hopeless(self, generation: Generation, waited_s: float, patience_s: float) -> None:
