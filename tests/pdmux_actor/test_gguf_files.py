@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -20,6 +21,8 @@ from pdmux_actor.errors import ModelLoadError
 from pdmux_actor.models.checkpoint import eos_token_ids, files_of, read_json, resolve_checkpoint
 from pdmux_actor.models.config import DecoderConfig
 from pdmux_actor.models.decoder import DecoderWeights
+from pdmux_actor.models.gguf_files.described_config import described_config
+from pdmux_actor.models.gguf_files.opened_file import open_gguf
 from pdmux_actor.models.quantised import Int4Linear, Int8Linear, projection_maker
 from pdmux_actor.models.random_checkpoint import CheckpointShape, write_random_checkpoint
 from pdmux_actor.models.rank_share import WHOLE, RankShare
@@ -165,6 +168,37 @@ def test_llama3_frequencies__of_a_tensor__are_those_of_its_scaling(tmp_path: Pat
 
     read = RopeConfig.from_config("m", read_json("m", folder, "config.json"))
     np.testing.assert_allclose(rotary_table(read, 64, 512), rotary_table(given, 64, 512), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling"),
+    [
+        ({"rope.scale_linear": 8.0}, {"rope_type": "linear", "factor": 8.0}),
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.factor": 1.0}, None),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 16.0},
+            {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0},
+        ),
+    ],
+)
+def test_rotary_scaling__however_the_file_says_it__is_llama_cpps(
+    tmp_path: Path, fields: dict[str, object], scaling: dict[str, object] | None
+) -> None:
+    file = open_gguf("m", made(tmp_path, shape_of("llama"), {}))
+    said = {f"llama.{key}": value for key, value in fields.items()}
+
+    config = described_config("m", replace(file, fields={**file.fields, **said}))
+
+    assert config.get("rope_scaling") == scaling
+
+
+def test_rotary_scaling__with_a_factor_of_attention__is_refused(tmp_path: Path) -> None:
+    file = open_gguf("m", made(tmp_path, shape_of("llama"), {}))
+
+    with pytest.raises(ModelLoadError, match=r"llama\.rope\.scaling\.attn_factor"):
+        described_config("m", replace(file, fields={**file.fields, "llama.rope.scaling.attn_factor": 1.2}))
 
 
 def test_tokenizer__of_the_file__is_that_of_the_checkpoint(tmp_path: Path) -> None:

@@ -24,6 +24,13 @@ _NUMBERS: Mapping[str, str] = MappingProxyType(
         "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     }
 )
+_SCALING: Mapping[str, str] = MappingProxyType(
+    {
+        "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+    }
+)
 _FAMILIES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "llama": ("LlamaForCausalLM", "llama"),  # Mistral's, too
@@ -111,12 +118,14 @@ def _rope_scaling(model: str, file: GgufFile, head_dim: int) -> dict[str, Any] |
             raise ModelLoadError(model=model, reason=reason, remedy=f"it must hold {head_dim // 2} numbers of F32")
         factors = np.fromfile(place.path, np.float32, place.shape[0], offset=place.offset).tolist()
         return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-    kind = file.field("rope.scaling.type")
-    if kind in (None, "none"):
+    kind, factor = file.field("rope.scaling.type"), file.field("rope.scaling.factor")
+    if kind is None:  # as llama.cpp takes it; files of 2023 have the older name
+        factor = factor or file.field("rope.scale_linear")
+        kind = "none" if factor in (None, 0, 1) else "linear"
+    if kind == "none":
         return None
-    scaling = {"rope_type": kind, "factor": file.field("rope.scaling.factor")}
-    original = file.field("rope.scaling.original_context_length")
-    return scaling if original is None else scaling | {"original_max_position_embeddings": original}
+    named = {name: file.field(f"rope.scaling.{key}") for name, key in _SCALING.items()}
+    return {"rope_type": kind, "factor": factor, **{name: value for name, value in named.items() if value is not None}}
 
 
 def _refuse_unsupported(model: str, file: GgufFile, head_dim: int) -> None:
@@ -126,6 +135,9 @@ def _refuse_unsupported(model: str, file: GgufFile, head_dim: int) -> None:
         "rope.dimension_count": head_dim,
         "attention.sliding_window": 0,
         "expert_shared_count": 0,
+        "rope.scaling.attn_factor": 1.0,
+        "rope.scaling.yarn_attn_factor": 1.0,
+        "rope.scaling.yarn_log_multiplier": 0.0,
     }
     for key, value in expected.items():
         given = file.field(key)
