@@ -63,9 +63,12 @@ def verdict(
 
 
 def why_units_are_empty(found: FleetEstimate, planned: PlannedFleet) -> Iterator[str]:
-    """Says, where demand is left over, what keeps the models that lack most of it from the units without any."""
+    """Says, where demand is left over, what keeps the models that lack most of it from the units without any. No unit
+    helps a model of which none meets the SLO.
+    """
     empty = [(u, ()) for u in planned.units if not planned.plan.models_of(u.unit_id)]
-    lacking = [m for m in found.models if m.served_share < _ALL and m.model not in planned.plan.unplaced]
+    helped = [m for m in found.models if m.meets_slo and m.model not in planned.plan.unplaced]
+    lacking = [m for m in helped if m.served_share < _ALL]
     if not empty or not lacking:
         return
     by_name = {m.model: m for m in planned.models}

@@ -65,3 +65,16 @@ def test_plan__empty_units_beside_demand_that_is_not_served__says_what_keeps_the
 
     assert [line for line in out.splitlines() if "empty" in line] == [told]
     assert "empty" not in idle
+
+
+def test_plan__target_that_no_unit_meets__is_not_to_be_had_by_more_replicas(run, tmp_path: Path) -> None:
+    fleet = yaml.safe_load(EXAMPLE.read_text())
+    fleet["models"] = fleet["models"][1:2]
+    fleet["models"][0] |= {"source": str(EXAMPLE.parent / fleet["models"][0]["source"]), "replicas": {"max": 1}}
+    fleet["models"][0]["slo"] = {"ttft_s": 1e-6, "tbt_s": 1e-6}
+    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(fleet))
+
+    _, out, _ = run("plan", tmp_path / "fleet.yaml")
+
+    assert "no unit of this fleet meets its SLO, however little is asked of it" in out
+    assert "replicas.max" not in out
