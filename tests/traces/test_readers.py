@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from trace_files import mooncake_row, write_azure, write_mooncake, write_parquet, write_trace
 
@@ -50,6 +51,22 @@ def test_read_trace__azure_with_byte_order_mark_crlf_and_time_zone__is_read(tmp_
     trace = read_trace(path)
 
     assert [r.arrival_s for r in trace.records] == pytest.approx([0.0, 1.0])
+
+
+def test_read_trace__azure_with_decimal_commas__keeps_fractions(tmp_path):
+    path = write_azure(tmp_path / "c.csv", '"2023-11-16 18:17:03,5",1,1', '"2023-11-16 18:17:04,25",1,1')
+
+    assert [r.arrival_s for r in read_trace(path).records] == pytest.approx([0.0, 0.75])
+
+
+@pytest.mark.parametrize("twice", ["arrival_s", "model"])
+def test_read_trace__parquet_with_a_column_twice__names_it(tmp_path, twice):
+    columns = {"arrival_s": [0.0], "input_tokens": [1], "output_tokens": [1], "model": ["a"]}
+    table = pa.table(columns)
+    pq.write_table(table.append_column(twice, table.column(twice)), tmp_path / "t.parquet")
+
+    with pytest.raises(BadTraceFile, match=f"{twice}='2 columns'"):
+        read_trace(tmp_path / "t.parquet")
 
 
 def test_read_trace__parquet__all_columns_and_metadata_survive(tmp_path):
@@ -255,7 +272,9 @@ def test_read_trace__parquet_without_a_column__names_it(tmp_path, column):
         read_trace(path)
 
 
-@pytest.mark.parametrize("metadata", [{}, {"block_tokens": "0"}, {"block_tokens": "many"}])
+@pytest.mark.parametrize(
+    "metadata", [{}, {"block_tokens": "0"}, {"block_tokens": "many"}, {"block_tokens": "9" * 5000}]
+)
 def test_read_trace__parquet_with_hashes_but_no_block_size__is_refused(tmp_path, metadata):
     path = write_parquet(tmp_path / "bad.parquet", metadata, prefix_block_hashes=[[1], [1]])
 

@@ -58,7 +58,7 @@ def _time(cell: Cell) -> tuple[int, float]:
     """Whole seconds and their fraction apart: a float of the sum would lose the 100 ns resolution."""
     if not isinstance(cell.value, str):
         raise cell.bad(_TIME_REMEDY)
-    whole, _, rest = cell.value.strip().partition(".")
+    whole, _, rest = cell.value.strip().replace(",", ".").partition(".")  # ISO 8601 has either
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     try:
         moment = datetime.fromisoformat(whole + rest[len(digits) :])

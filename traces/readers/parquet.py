@@ -16,6 +16,7 @@ MAGIC = b"PAR1"
 REQUIRED_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 OPTIONAL_COLUMNS = ("model", "session_id", "prefix_block_hashes")
 _BATCH_ROWS = 4096
+_MOST_DIGITS = 9
 _REMEDY = "write the file again; it is not a complete parquet file"
 
 
@@ -24,18 +25,19 @@ def read_facts(path: Path) -> TraceFacts:
 
     Raises:
         TraceUnreadable: the footer is broken.
-        BadTraceFile: a required column is missing, or `block_tokens` is not a positive integer.
+        BadTraceFile: a required column is missing, or one is there twice, or `block_tokens` is no size of blocks.
     """
     with _opened(path) as file:
-        names = set(file.schema_arrow.names)
-        for column in REQUIRED_COLUMNS:
-            if column not in names:
+        names = file.schema_arrow.names
+        for column in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS):
+            count, needed = names.count(column), column in REQUIRED_COLUMNS
+            if count > 1 or (needed and not count):
                 raise BadTraceFile(
                     path=path,
                     field=column,
                     row=None,
-                    value="<missing>",
-                    remedy=f"add the column; a trace needs {', '.join(REQUIRED_COLUMNS)}",
+                    value=f"{count} columns" if count else "<missing>",
+                    remedy=f"have the column once; a trace needs {', '.join(REQUIRED_COLUMNS)}",
                 )
         raw = file.schema_arrow.metadata or {}
         metadata = {
@@ -106,7 +108,7 @@ def _block_tokens(path: Path, metadata: Mapping[str, str]) -> int | None:
     text = metadata.get("block_tokens")
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
         raise BadTraceFile(
             path=path,
             field="block_tokens",
