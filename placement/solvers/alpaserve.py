@@ -135,13 +135,18 @@ class _Filling:
         best: tuple[tuple[int, int], Snapshot] | None = None
         while True:
             outcome = self._simulated()
-            merit = (-self.packing.missing, sum(outcome.in_time.values()))
+            merit = (-self._missing(), sum(outcome.in_time.values()))
             if best is None or merit > best[0]:
                 best = merit, self.packing.snapshot()
             if merit == (0, len(self._arrivals)) or solver.is_time_up() or not self._add_replica(outcome):
                 break
         self.packing.restore(best[1])
         return best[0]
+
+    def _missing(self) -> int:
+        """Counts those of models that no group here holds, too: groups of another size may."""
+        wanted = zip(self._instance.models, self.packing.homes, strict=True)
+        return sum(max(0, model.min_replicas - len(homes)) for model, homes in wanted)
 
     def _simulated(self) -> PipelineOutcome:
         held = [{model: times[model] for model in self.packing.parts[unit]} for unit, times in enumerate(self._times)]

@@ -96,6 +96,14 @@ def test_partition__model_of_65b__has_groups_that_hold_it() -> None:
     assert {u.num_gpus for u in layout.units} <= {4, 8}
 
 
+def test_partition__model_that_small_groups_do_not_hold__has_its_place_whatever_they_serve_of_another() -> None:
+    models = [llm("small", LLAMA_7B, rate_per_s=60), llm("large", LLAMA_65B, rate_per_s=0.01)]
+
+    layout = AlpaServeSolver(most_requests=300).lay_out([nodes(1)], models)
+
+    assert layout.plan.unplaced == {}
+
+
 def test_partition__larger_groups_are_faster__slow_ones_are_not_given_more_time() -> None:
     """A pipeline's request takes longer alone: its deadline, and so the requests that count, are those of all."""
     models = [llm("m", LLAMA_7B, rate_per_s=8)]
