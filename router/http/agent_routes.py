@@ -25,8 +25,9 @@ from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
 from router.responses.background import BackgroundResponses
 from router.responses.listed_items import items_of_messages
+from router.responses.named_as_sent import named_as_sent
 from router.responses.responses_body import ResponsesBody
-from router.responses.schemas import ItemList, ResponseDeleted, ResponseSchema
+from router.responses.schemas import InputTokenCount, ItemList, ResponseDeleted, ResponseSchema
 from router.serving.gateway import Gateway
 from router.serving.response import RenewedResponse
 
@@ -50,6 +51,17 @@ def _add_responses(app: FastAPI, gateway: Gateway, responses: BackgroundResponse
         if asked.body.background:
             return await answer_in_background(request, gateway, asked, who, responses)
         return await answer_asked(request, gateway, asked, who, _respond, RESPONSES_STYLE)
+
+    @app.post(
+        "/v1/responses/input_tokens",
+        openapi_extra=body_of(ResponsesBody),
+        **responses_of(InputTokenCount, streams=False),
+    )
+    async def count_input_tokens(request: Request) -> InputTokenCount:
+        asked, who = await entered(request, gateway, AskedResponse.parse)
+        counted = await ready(asked, who.caller, store, may_ask_priority=False)
+        with named_as_sent(asked.body):
+            return InputTokenCount(input_tokens=len((await gateway.prompt_of(counted.chat)).token_ids))
 
     @app.get("/v1/responses/{response_id}/input_items", **responses_of(ItemList, 400, 404, 503))
     async def list_input_items(response_id: str, request: Request) -> Response:

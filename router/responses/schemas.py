@@ -40,6 +40,11 @@ class TextSettingsSchema(BaseModel):
     verbosity: Literal["low", "medium", "high"]
 
 
+class InputTokenCount(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ResponseDeleted(BaseModel):
     id: str
     object: Literal["response"] = "response"
