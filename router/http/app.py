@@ -54,13 +54,15 @@ from router.openai.schemas import (
     ModelList,
     Readiness,
     RerankReply,
+    ScoreList,
     Version,
 )
+from router.openai.score import ScoreBody, ScoreRequest
 from router.openai.tokenize_requests import DetokenizeBody
 from router.responses.background import BackgroundResponses
 from router.responses.response_store import ResponseStore
 from router.serving.gateway import VERSION, Gateway
-from router.telemetry.request_labels import ALSO_RERANK
+from router.telemetry.request_labels import ALSO_RERANK, ALSO_SCORE
 from router.telemetry.tracing import RequestSpans
 from router.view import known_fleet
 
@@ -155,7 +157,7 @@ def create_app(
     _add_control_routes(app, gateway, read_decisions, read_fleet, read_events, live)
     if has_console:
         add_console(app)
-    document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody, EmbeddingsBody, RerankBody])
+    document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody, EmbeddingsBody, RerankBody, ScoreBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
 
@@ -189,6 +191,12 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
 
     for path in ALSO_RERANK:
         app.post(path, include_in_schema=False)(rerank)
+
+    @app.post("/v1/score", openapi_extra=body_of(ScoreBody), **responses_of(ScoreList, streams=False))
+    async def score(request: Request) -> Response:
+        return await answer_whole(request, gateway, ScoreRequest.parse, gateway.score)
+
+    app.post(ALSO_SCORE, include_in_schema=False)(score)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:

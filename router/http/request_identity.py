@@ -23,7 +23,14 @@ from router.errors import (
 )
 from router.http.streaming import ClientDisconnected
 from router.telemetry.metrics import GatewayMetrics
-from router.telemetry.request_labels import ALSO_RERANK, CLIENT_CLOSED, ENDPOINTS, GENERATION_ENDPOINTS, OTHER
+from router.telemetry.request_labels import (
+    ALSO_RERANK,
+    ALSO_SCORE,
+    CLIENT_CLOSED,
+    ENDPOINTS,
+    GENERATION_ENDPOINTS,
+    OTHER,
+)
 from router.telemetry.service_report import ReceiptBook, log_request
 from router.telemetry.tracing import RequestSpans, RequestTrace
 
@@ -136,4 +143,6 @@ def request_id_of(header: str | None) -> str:
 def _endpoint_of(path: str) -> str:
     if path in ALSO_RERANK:
         return "/v1/rerank"
+    if path == ALSO_SCORE:
+        return "/v1/score"
     return path if path in ENDPOINTS else OTHER

@@ -165,6 +165,23 @@ class RerankReply(BaseModel):
     results: list[RankedDocument]
 
 
+class PairScore(BaseModel):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(BaseModel):
+    """`index` is that of the pair."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: EmbeddingsUsage
+
+
 class SloTargets(BaseModel):
     ttft_s: float
     tbt_s: float

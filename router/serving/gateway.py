@@ -32,6 +32,7 @@ from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.openai.reply import ReplyFormat, new_head
 from router.openai.rerank import RerankRequest
+from router.openai.score import ScoreRequest
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.request_terms import ANYBODY, AdmissionRequest, Caller, Priority
 from router.serving.context_wait import ContextWait, ModelAbsence, load_failed
@@ -60,6 +61,7 @@ from router.serving.response import (
     interleave,
     so_many_at_once,
 )
+from router.serving.scoring import ScoreResponse, score_prompts
 from router.serving.tokenizing import detokenize, tokenize
 from router.serving.turns_of_weights import TurnsOfWeights
 from router.telemetry.fleet_event import RequestEvents
@@ -295,6 +297,10 @@ class Gateway:
     async def rerank(self, request: RerankRequest, caller: Caller = ANYBODY) -> RenewedDocument[RerankResponse]:
         """Answers how well documents fit a query as `embed` answers what texts mean."""
         return await self._pooled(request.model, partial(rerank_prompts, request), caller)
+
+    async def score(self, request: ScoreRequest, caller: Caller = ANYBODY) -> RenewedDocument[ScoreResponse]:
+        """Answers how well documents fit each a query of its own as `rerank` does of one."""
+        return await self._pooled(request.model, partial(score_prompts, request), caller)
 
     async def _pooled(
         self, model: str, make: Callable[..., Awaitable[PoolingPrompts[AnswerT]]], caller: Caller

@@ -4,12 +4,21 @@ from router import errors
 from router.error_bodies import INTERNAL, SHAPES
 
 GENERATION_ENDPOINTS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/rerank", "/v1/responses"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/score",
+    }
 )
 ENDPOINTS = GENERATION_ENDPOINTS | {
     "/v1/batches",
     "/v1/files",
     "/v1/messages/count_tokens",
+    "/v1/responses/input_tokens",
     "/tokenize",
     "/detokenize",
     "/v1/models",
@@ -21,6 +30,7 @@ ENDPOINTS = GENERATION_ENDPOINTS | {
 OTHER = "other"
 # Cohere's SDK asks the one, clients of llama.cpp and vLLM the other.
 ALSO_RERANK = ("/v2/rerank", "/rerank")
+ALSO_SCORE = "/score"  # vLLM's
 CLIENT_CLOSED = 499
 
 _BEFORE_THE_MODEL_IS_READ = frozenset(

@@ -25,6 +25,7 @@ GENERATION_PATHS = (
     "/v1/messages",
     "/v1/rerank",
     "/v1/responses",
+    "/v1/score",
 )
 
 

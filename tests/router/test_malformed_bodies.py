@@ -58,6 +58,7 @@ VALID: Mapping[str, Mapping[str, Any]] = {
         "model": MODEL, "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True,
         "instruction": "i", "max_tokens_per_doc": 9, "user": "u",
     },
+    "/v1/score": {"model": MODEL, "text_1": ["a", "b"], "text_2": ["c", "d"], "instruction": "i", "user": "u"},
     "/v1/responses": {
         "model": MODEL,
         "input": [

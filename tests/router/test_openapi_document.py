@@ -32,7 +32,7 @@ def test_stream__every_event__is_what_the_document_says(served_url: str, path: s
 def test_document__operations__name_their_errors_and_no_422() -> None:
     document = openapi_document()
 
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score"):
         operation = document["paths"][path]["post"]
         assert set(operation["responses"]) == {"200", "400", "404", "413", "415", "429", "500", "502", "503"}
         assert operation["requestBody"]["required"] is True
