@@ -61,7 +61,10 @@ from router.openai.score import ScoreBody, ScoreRequest
 from router.openai.tokenize_requests import DetokenizeBody
 from router.responses.background import BackgroundResponses
 from router.responses.response_store import ResponseStore
+from router.serving.embeddings import embedding_prompts
 from router.serving.gateway import VERSION, Gateway
+from router.serving.reranking import rerank_prompts
+from router.serving.scoring import score_prompts
 from router.telemetry.request_labels import ALSO_RERANK, ALSO_SCORE
 from router.telemetry.tracing import RequestSpans
 from router.view import known_fleet
@@ -183,18 +186,18 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/embeddings", openapi_extra=body_of(EmbeddingsBody), **responses_of(EmbeddingList, streams=False))
     async def create_embeddings(request: Request) -> Response:
-        return await answer_whole(request, gateway, EmbeddingsRequest.parse, gateway.embed)
+        return await answer_whole(request, gateway, EmbeddingsRequest.parse, partial(gateway.pooled, embedding_prompts))
 
     @app.post("/v1/rerank", openapi_extra=body_of(RerankBody), **responses_of(RerankReply, streams=False))
     async def rerank(request: Request) -> Response:
-        return await answer_whole(request, gateway, RerankRequest.parse, gateway.rerank)
+        return await answer_whole(request, gateway, RerankRequest.parse, partial(gateway.pooled, rerank_prompts))
 
     for path in ALSO_RERANK:
         app.post(path, include_in_schema=False)(rerank)
 
     @app.post("/v1/score", openapi_extra=body_of(ScoreBody), **responses_of(ScoreList, streams=False))
     async def score(request: Request) -> Response:
-        return await answer_whole(request, gateway, ScoreRequest.parse, gateway.score)
+        return await answer_whole(request, gateway, ScoreRequest.parse, partial(gateway.pooled, score_prompts))
 
     app.post(ALSO_SCORE, include_in_schema=False)(score)
 

@@ -16,7 +16,9 @@ from router.openai.rerank import RerankRequest
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
 from router.responses.response_store import ResponseStore
+from router.serving.embeddings import embedding_prompts
 from router.serving.gateway import Gateway
+from router.serving.reranking import rerank_prompts
 
 ParametersT = TypeVar("ParametersT", bound=GenerationParameters)
 
@@ -46,12 +48,12 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
     async def embed(body: bytes, caller: Caller, owner: str) -> bytes:
         asked = EmbeddingsRequest.parse(body)
         gateway.access.check_owner(owner, asked.model)
-        return await (await gateway.embed(asked, caller)).document()
+        return await (await gateway.pooled(embedding_prompts, asked, caller)).document()
 
     async def rerank(body: bytes, caller: Caller, owner: str) -> bytes:
         asked = RerankRequest.parse(body)
         gateway.access.check_owner(owner, asked.model)
-        return await (await gateway.rerank(asked, caller)).document()
+        return await (await gateway.pooled(rerank_prompts, asked, caller)).document()
 
     return {
         "/v1/chat/completions": chat,

@@ -36,7 +36,6 @@ from router.openai.score import ScoreRequest
 from router.openai.tokenize_requests import DetokenizeBody, Detokenized, Tokenized, TokenizeRequest
 from router.request_terms import ANYBODY, AdmissionRequest, Caller, Priority
 from router.serving.context_wait import ContextWait, ModelAbsence, load_failed
-from router.serving.embeddings import EmbeddingsResponse, embedding_prompts
 from router.serving.generation_relay import GenerationRelay
 from router.serving.generation_runner import GenerationRunner, WaitingRequests
 from router.serving.pooling import PoolingPrompts
@@ -51,7 +50,6 @@ from router.serving.prompts import (
     too_long,
 )
 from router.serving.reply_reading import read_parts, without_completion
-from router.serving.reranking import RerankResponse, rerank_prompts
 from router.serving.response import (
     AnswerT,
     GenerationResponse,
@@ -61,7 +59,6 @@ from router.serving.response import (
     interleave,
     so_many_at_once,
 )
-from router.serving.scoring import ScoreResponse, score_prompts
 from router.serving.tokenizing import detokenize, tokenize
 from router.serving.turns_of_weights import TurnsOfWeights
 from router.telemetry.fleet_event import RequestEvents
@@ -290,26 +287,21 @@ class Gateway:
 
         return await RenewedResponse.of(prepared)
 
-    async def embed(self, request: EmbeddingsRequest, caller: Caller = ANYBODY) -> RenewedDocument[EmbeddingsResponse]:
-        """Answers what texts mean as `chat` does a chat. Inputs beyond `max_choices` wait for those before them."""
-        return await self._pooled(request.model, partial(embedding_prompts, request), caller)
-
-    async def rerank(self, request: RerankRequest, caller: Caller = ANYBODY) -> RenewedDocument[RerankResponse]:
-        """Answers how well documents fit a query as `embed` answers what texts mean."""
-        return await self._pooled(request.model, partial(rerank_prompts, request), caller)
-
-    async def score(self, request: ScoreRequest, caller: Caller = ANYBODY) -> RenewedDocument[ScoreResponse]:
-        """Answers how well documents fit each a query of its own as `rerank` does of one."""
-        return await self._pooled(request.model, partial(score_prompts, request), caller)
-
-    async def _pooled(
-        self, model: str, make: Callable[..., Awaitable[PoolingPrompts[AnswerT]]], caller: Caller
+    async def pooled(
+        self,
+        make: Callable[..., Awaitable[PoolingPrompts[AnswerT]]],
+        request: EmbeddingsRequest | RerankRequest | ScoreRequest,
+        caller: Caller = ANYBODY,
     ) -> RenewedDocument[AnswerT]:
+        """Answers as `chat` does a chat what `make` makes of the request: prompts of which nothing is generated. Those
+        beyond `max_choices` wait for those before them.
+        """
+        model = request.model
         report = self._enter(model, caller)
 
         async def prepared() -> AnswerT:
             card = self._card_to_serve(model)
-            asked = await make(card, self._tokenizers, max_tokens=self._longest(card))
+            asked = await make(request, card, self._tokenizers, max_tokens=self._longest(card))
             report.prompt_tokens = asked.num_tokens
             longest = longest_of(asked.prompts, self.limits, asked.param) + 1
             context = await self._context_for(card.model, caller, report, longest)

@@ -111,20 +111,6 @@ async def test_response__fails_in_its_midst__event_says_why_before_the_error(ser
     assert failed.response.id == seen[0].response.id
 
 
-async def test_input_tokens__any_body__is_what_the_response_takes(talk) -> None:
-    sdk = await talk("Sunny.")
-    first = await ask(sdk, instructions="Be brief.")
-    asked = {"input": "And Rome?", "tools": [WEATHER], "previous_response_id": first.id}
-    counted = await sdk.responses.input_tokens.count(model=MODEL, **asked)
-    response = await ask(sdk, **asked)
-
-    assert counted.object == "response.input_tokens"
-    assert counted.input_tokens == response.usage.input_tokens == len(sdk.unit.requests[-1].prompt_token_ids)
-    assert len(sdk.unit.requests) == 2
-    with pytest.raises(openai.BadRequestError, match="No response .resp_none. is kept"):
-        await sdk.responses.input_tokens.count(model=MODEL, input="x", previous_response_id="resp_none")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_response__goes_on_by_id__the_whole_conversation_reaches_the_template(talk, stream) -> None:
     sdk = await talk(THOUGHT)

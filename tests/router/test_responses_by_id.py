@@ -75,3 +75,19 @@ async def test_store__deleted_here__is_gone_at_other_gateways_and_no_late_copy_b
 
 async def answered(encoded: bytes | None) -> bytes | None:
     return encoded
+
+
+async def test_input_tokens__any_body__is_what_the_response_takes(serve) -> None:
+    served = await serve(FakeUnit())
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as sdk:
+        first = await sdk.responses.create(**BODY, instructions="Be brief.")
+        tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+        asked = {"model": BODY["model"], "input": "And?", "tools": [tool], "previous_response_id": first.id}
+        counted = await sdk.responses.input_tokens.count(**asked)
+        response = await sdk.responses.create(**asked)
+        with pytest.raises(openai.BadRequestError, match=r"No response 'resp_none' is kept"):
+            await sdk.responses.input_tokens.count(**{**asked, "previous_response_id": "resp_none"})
+
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == response.usage.input_tokens > first.usage.input_tokens
+    assert len(served.units[0].requests) == 2
