@@ -11,7 +11,7 @@ from router.anthropic.chat_of_messages import chat_of_messages, read_messages_bo
 from router.anthropic.messages_body import MessagesBody
 from router.anthropic.messages_reply import MessagesReply
 from router.anthropic.schemas import AnthropicError, MessageSchema, TokenCount
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, MethodNotAllowed
 from router.http.background_routes import RESPONSES_STYLE, add_background_routes, answer_in_background
 from router.http.conversation_routes import CONVERSATION_BODIES, add_conversation_routes
 from router.http.generation_endpoint import answer, answer_asked, entered, parsed
@@ -62,6 +62,10 @@ def _add_responses(app: FastAPI, gateway: Gateway, responses: BackgroundResponse
         counted = await ready(asked, who.caller, store, may_ask_priority=False)
         with named_as_sent(asked.body):
             return InputTokenCount(input_tokens=len((await gateway.prompt_of(counted.chat)).token_ids))
+
+    @app.api_route("/v1/responses/input_tokens", methods=["GET", "DELETE"], include_in_schema=False)
+    async def refuse_as_id(request: Request) -> None:
+        raise MethodNotAllowed(method=request.method, path=request.url.path, allow="POST")
 
     @app.get("/v1/responses/{response_id}/input_items", **responses_of(ItemList, 400, 404, 503))
     async def list_input_items(response_id: str, request: Request) -> Response:

@@ -350,6 +350,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         # Starlette names the methods of the first route with this path only.
         routes = [r for r in request.app.routes if isinstance(r, Route) and r.path_regex.match(request.scope["path"])]
-        allow = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+        # A place of its own among those with an id has no other methods than it says.
+        own = [route for route in routes if route.path == path and route.include_in_schema] or routes
+        allow = ", ".join(sorted({method for route in own for method in route.methods or ()}))
         return error_response(MethodNotAllowed(method=request.method, path=path, allow=allow), path)
     return error_response(InvalidRequest(str(error.detail)), path)

@@ -91,3 +91,12 @@ async def test_input_tokens__any_body__is_what_the_response_takes(serve) -> None
     assert counted.object == "response.input_tokens"
     assert counted.input_tokens == response.usage.input_tokens > first.usage.input_tokens
     assert len(served.units[0].requests) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
+async def test_input_tokens__asked_as_if_it_were_an_id__is_posted_to_only(serve, method) -> None:
+    served = await serve(FakeUnit())
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+        reply = await client.request(method, "/v1/responses/input_tokens")
+
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
