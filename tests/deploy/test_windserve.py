@@ -34,7 +34,9 @@ def asked(name: str, *, max_tokens: int = 2, tbt_s: float = 10.0) -> GenerateReq
     return replace(request(name, max_tokens=max_tokens), slo=Slo(ttft_s=0.15, tbt_s=tbt_s))
 
 
-def token_times(mode: str, *arrivals: tuple[float, GenerateRequest]) -> Mapping[str, list[float]]:
+def token_times(
+    mode: str, *arrivals: tuple[float, GenerateRequest], num_sms: int = A100_80G.num_sms
+) -> Mapping[str, list[float]]:
     agenda, times = EventQueue(), {r.request_id: list[float]() for _, r in arrivals}
 
     def told(events: Sequence[TokenEvent]) -> None:
@@ -42,7 +44,8 @@ def token_times(mode: str, *arrivals: tuple[float, GenerateRequest]) -> Mapping[
             times[event.request_id] += [round(agenda.clock.now_s, 6)] * len(event.tokens)
 
     split = Split(link_bytes_per_s=TENTH)
-    unit = FLEET_MODES[mode].make(IDENTITY, replace(design(), latency=BySms()), split, agenda, told)
+    on = replace(design(), latency=BySms(), device=replace(A100_80G, num_sms=num_sms, partition_granularity_sms=1))
+    unit = FLEET_MODES[mode].make(IDENTITY, on, split, agenda, told)
     for arrival_s, one in arrivals:
         agenda.at(arrival_s, lambda one=one: unit.submit(one))  # type: ignore[misc]
     while agenda.step():
@@ -82,3 +85,11 @@ def test_windserve__decode_without_slack__prompt_waits_for_the_prefill_engine() 
     )
     assert times["a"] == [0.1, 0.21, 0.22, 0.23, 0.24, 0.25, 0.26, 0.27, 0.28]
     assert times["z"][0] == 0.415
+
+
+def test_windserve__device_of_one_core__has_no_half_to_judge_by() -> None:
+    arrivals = [(0.0, asked("a", max_tokens=4)), (12.0, asked("h")), (12.0, asked("z"))]
+
+    times = token_times("windserve", *arrivals, num_sms=1)
+
+    assert [len(times[name]) for name in "ahz"] == [4, 2, 2]

@@ -82,7 +82,7 @@ class WindServeUnit:
             return True
         design, spec = self._prompts, self._specs[request.model]
         contexts = [tokens // requests] * requests
-        return design.latency.decode_s(spec, contexts, design.device.num_sms // 2) <= request.slo.tbt_s
+        return design.latency.decode_s(spec, contexts, max(1, design.device.num_sms // 2)) <= request.slo.tbt_s
 
     def _hand_over(self, engine: int, events: Sequence[TokenEvent]) -> None:
         """First tokens go to the client, and the rest to the engine beside the stream."""
