@@ -76,8 +76,16 @@ MARKED := -m "not long$(if $(CI),, and not ci)"
 
 OF_DAY = $(if $(CI_DAY),--turn=$(CI_DAY))
 
-test: venv check ## All checks, then the tests; CI=true: also those that are left to CI; ARGS="-k gateway" narrows all of them
-	@$(PYTEST) $(or $(ARGS),$(MARKED) $(SPREAD) $(OF_DAY)) $(call ONCE_MORE,$(PYTEST) $(or $(ARGS),$(MARKED)))
+# Types take a core for a minute where nothing is cached, while the tests' first process imports on the other.
+BESIDE_CHECK = $(MAKE) check & check=$$!; { $(1); }; tests=$$?; wait $$check || { echo "make check failed" >&2; exit 1; }; exit $$tests
+
+test: venv ## All checks and, beside them, the tests; CI=true: also those that are left to CI; ARGS="-k gateway" narrows them, after the checks
+ifdef ARGS
+	@$(MAKE) check
+	@$(PYTEST) $(ARGS) $(call ONCE_MORE,$(PYTEST) $(ARGS))
+else
+	@$(call BESIDE_CHECK,$(PYTEST) $(MARKED) $(SPREAD) $(OF_DAY) $(call ONCE_MORE,$(PYTEST) $(MARKED)))
+endif
 
 test-long: venv ## The longest tests (tests/long_tests.py); ARGS="-k chaos" narrows them
 	@$(PYTEST) -m long $(or $(ARGS),$(SPREAD)) $(call ONCE_MORE,$(PYTEST) -m long $(ARGS))
