@@ -1,6 +1,6 @@
 import gc
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from source_trees import keep_trees
 from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
 if TYPE_CHECKING:
+    from execnet import XSpec
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
@@ -62,6 +63,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
     from fleets_beside_files import FleetsBesideFiles
 
     return FleetsBesideFiles(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: "Sequence[XSpec]") -> None:
+    """Not where a GPU is: what asks for it cannot be forked."""
+    from forked_workers import fork_workers
+
+    if not Path("/dev/nvidiactl").exists():
+        fork_workers(config.pluginmanager.get_plugin("session"), specs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
