@@ -11,12 +11,16 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 from ray.serve._private.api import _create_controller_and_proxy_refs
+from ray.serve._private.application_state import ApplicationStatusInfo, StatusOverview
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import HTTP_PROXY_TIMEOUT, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import ControllerOptions
 from ray.serve.context import _cached_client_from_current_session, _get_global_client
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ServeDeploySchema, ServeInstanceDetails, ServeStatus
+from ray.serve.generated.serve_pb2 import (  # type: ignore[attr-defined]  # Ray's generated module has no types
+    StatusOverview as StatusOverviewProto,
+)
+from ray.serve.schema import ServeDeploySchema
 
 from router.telemetry.fleet_event import EventKind
 
@@ -66,8 +70,13 @@ def serve_details() -> Mapping[str, Any]:
     return details
 
 
-def serve_status() -> ServeStatus:
-    return ServeInstanceDetails(**serve_details())._get_status()
+def application_statuses() -> Mapping[str, ApplicationStatusInfo]:
+    """Asks for less than `serve_details`, for which Serve's controller reads all configs anew from the cluster's store:
+    who waits for a start asks again and again.
+    """
+    listed: Sequence[bytes] = ray.get(_controller().list_serve_statuses.remote(), timeout=_DETAILS_S)
+    overviews = (StatusOverview.from_proto(StatusOverviewProto.FromString(of_one)) for of_one in listed)
+    return {overview.name: overview.app_status for overview in overviews}
 
 
 def deploy_applications(config: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import httpx
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.serve._private.application_state import ApplicationStatusInfo
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -27,11 +28,11 @@ from deploy.serve.app_args import (
 from deploy.serve.fleet_change import FleetChange, change_between, only_at_start
 from deploy.serve.render import application_names, as_large_as_now, serve_config
 from deploy.serve.serve_calls import (
+    application_statuses,
     begin_serve,
     check_deployment,
     deploy_applications,
     serve_details,
-    serve_status,
     until_proxies_serve,
 )
 
@@ -139,7 +140,7 @@ class ServeFleet:
     def _wait_for_applications(self, until_s: float, on_stage: Callable[[str], None]) -> None:
         while True:
             try:
-                statuses = serve_status().applications
+                statuses = application_statuses()
             except (GetTimeoutError, RayActorError, RayServeException) as error:
                 self._check_time(until_s, f"Serve's controller does not answer: {_last_line(str(error))}")
                 time.sleep(_POLL_S)
@@ -224,7 +225,7 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[]
 
 
 def _take_down(*, with_serve: bool) -> None:
-    _client().delete_apps(sorted(serve_status().applications), blocking=True)
+    _client().delete_apps(sorted(application_statuses()), blocking=True)
     if with_serve:
         serve.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
 
@@ -232,7 +233,7 @@ def _take_down(*, with_serve: bool) -> None:
 def _refuse_foreign_applications() -> bool:
     """Whether Serve runs there."""
     try:
-        others = sorted(serve_status().applications)
+        others = sorted(application_statuses())
     except RayServeException:
         return False
     except GetTimeoutError as error:
@@ -288,7 +289,7 @@ def _last_line(message: str) -> str:
     return lines[-1] if lines else "no message"
 
 
-def _starting(apps: Sequence[str], statuses: Any) -> str:  # noqa: ANN401  as `_describe`
+def _starting(apps: Sequence[str], statuses: Mapping[str, ApplicationStatusInfo]) -> str:
     waiting = [app for app in apps if app not in statuses or statuses[app].status != ApplicationStatus.RUNNING]
     return f"starting the processes of {', '.join(waiting)}" if waiting else "asking what is loaded"
 
@@ -305,5 +306,5 @@ def _awaited(model: ModelState) -> str:
     return f"{model.model} ({model.weights_told})" if model.weights_told else model.model
 
 
-def _describe(statuses: Any) -> str:  # noqa: ANN401  a mapping of Serve's own status objects
+def _describe(statuses: Mapping[str, ApplicationStatusInfo]) -> str:
     return ", ".join(f"{name}: {app.status.value}" for name, app in statuses.items()) or "nothing is deployed yet"

@@ -105,7 +105,7 @@ def test_apply__serve_says_nothing__is_one_error_and_no_wait_for_ever(
 
 
 def test_start__serve_says_nothing__ends_with_the_time_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_fleet, "serve_status", silent)
+    monkeypatch.setattr(serve_fleet, "application_statuses", silent)
 
     with pytest.raises(FleetStartError, match="Serve's controller does not answer: Get timed out"):
         ServeFleet(FLEET).wait_until_ready(on_change=lambda model: None, deadline_s=0.1)
@@ -136,7 +136,7 @@ def deaf_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_fleet, "until_proxies_serve", lambda proxies: None)
     monkeypatch.setattr(ServeFleet, "deploy", lambda self: None)
     monkeypatch.setattr(serve_fleet, "_client", unavailable)
-    monkeypatch.setattr(serve_fleet, "serve_status", unavailable)
+    monkeypatch.setattr(serve_fleet, "application_statuses", unavailable)
 
 
 @pytest.mark.usefixtures("deaf_serve")
