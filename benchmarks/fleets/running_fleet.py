@@ -38,6 +38,7 @@ def running_fleet(
         print(fleet.output[-_LAST_WORDS:], file=sys.stderr)
         raise
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a benchmark's limit would break off what ends its fleet
         if log is not None:
             log.write_text(fleet.output, encoding="utf-8")
         fleet.kill()

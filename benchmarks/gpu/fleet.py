@@ -152,6 +152,7 @@ def main() -> None:
         kept.failures["fleet"] = str(over)
         kept.note({"failures": kept.failures})
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # gigabytes of memory would stay
         if not (options.keep or was_there):
             shutil.rmtree(options.folder, ignore_errors=True)
     if kept.failures:
