@@ -1,5 +1,6 @@
 """The pod of `helm test`, and the request that an install's notes print."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,32 @@ def test_pod__without_a_key_for_a_gateway_that_asks__is_refused(helm: Helm, char
 
     assert 'muxfleet: tests.existingSecret = "": helm test asks the gateway, which asks for keys' in refused.errors
     assert without.code == 0, without.errors
+
+
+_WGET = """#!/bin/sh
+case "$*" in *models*) printf '{"id": "a"}'; sleep 0.3; printf '{"id": "b"}'; sleep 0.3; printf '{"id": "c"}' ;; esac
+case "$*" in *'"model": "a"'*) printf '{"text": "x"}'; sleep 0.3; printf ' ' ;; esac
+"""
+
+
+@pytest.mark.parametrize(("model", "is_served"), [("a", True), ("c", True), ("d", False)])
+def test_pod__answers_come_in_pieces__all_are_read_and_told(
+    helm: Helm, chart: Path, tmp_path: Path, model: str, is_served: bool
+) -> None:
+    """A check that stopped reading where it had found the model broke the pipe, and failed where many are served."""
+    wget = tmp_path / "wget"
+    wget.write_text(_WGET.replace('"model": "a"', '"model": "c"') if model == "c" else _WGET)
+    wget.chmod(0o755)
+    command = pod_of(helm, chart, ROLLING)["containers"][0]["command"]
+    path = f"{tmp_path}:/usr/bin:/bin"
+
+    ran = subprocess.run(
+        command, env={"PATH": path, "URL": "http://x", "MODEL": model}, capture_output=True, text=True, timeout=60
+    )
+
+    assert (ran.returncode == 0) == is_served, ran.stderr
+    assert '{"id": "a"}{"id": "b"}{"id": "c"}' in ran.stdout
+    assert ('{"text": "x"}' in ran.stdout) == is_served
 
 
 @pytest.mark.parametrize("asks", [True, False])
