@@ -11,12 +11,12 @@ from rich.console import Console
 
 from deploy.commands.start_screen import ModelLines
 from deploy.commands.terminal import terminal
-from deploy.environment import ray_address, replace_environment, running_fleets_folder
+from deploy.environment import export_environment, ray_address, replace_environment, running_fleets_folder
 from deploy.errors import ChangeNotReady, FleetStartError, RestartNeeded
 from deploy.fleet_file.settings import FleetFile, check_sources, read_fleet_file
 from deploy.local.fleet_end import ending_with
 from deploy.local.gateway_port import at_port
-from deploy.local.ray_environment import joining_environment
+from deploy.local.ray_environment import joining_environment, notices_environment
 from deploy.local.running_fleets import RunningFleet, find_fleet, keep_applied
 from deploy.local.start_checks import check_cluster_answers
 
@@ -113,6 +113,7 @@ def _found(fleet: FleetFile) -> tuple[str, FleetFile, RunningFleet | None]:
     """
     address = ray_address()
     if address is not None:
+        export_environment(notices_environment(is_verbose=False))
         return address, fleet, None
     found = find_fleet(running_fleets_folder(), fleet.name)
     replace_environment(joining_environment(auth_token=found.auth_token))

@@ -18,7 +18,7 @@ from deploy.environment import export_environment, ray_address, ray_auth_token, 
 from deploy.fleet_file.settings import FleetFile
 from deploy.local.free_ports import free_ports
 from deploy.local.haproxy import program_path, usable_proxy
-from deploy.local.ray_environment import ray_environment
+from deploy.local.ray_environment import notices_environment, ray_environment
 from deploy.local.running_fleets import (
     RunningFleet,
     announced,
@@ -62,7 +62,7 @@ def fleet_on_screen(
     proxy = usable_proxy(fleet.gateway.proxy)
     namesakes = frozenset[str]()
     if address is not None:
-        check_cluster_answers(address)
+        _prepare_to_join(address, is_verbose=is_verbose)
     else:  # a cluster that is already there has its own environment, which this process was given
         check_docstrings(sys.flags.optimize)
         if proxy == "haproxy":
@@ -107,6 +107,11 @@ def fleet_on_screen(
                 supervisor.now_ending()
                 if supervisor.verdict is None:
                     _last_words(console, "stopping")
+
+
+def _prepare_to_join(address: str, *, is_verbose: bool) -> None:
+    export_environment(notices_environment(is_verbose=is_verbose))
+    check_cluster_answers(address)
 
 
 def tell_of_namesakes(fleet: FleetFile, console: Console, but: frozenset[str] = frozenset()) -> frozenset[str]:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.environment import ray_address, replace_environment, running_fleets_folder
+from deploy.environment import export_environment, ray_address, replace_environment, running_fleets_folder
 from deploy.local.fleet_end import ending_with
-from deploy.local.ray_environment import joining_environment
+from deploy.local.ray_environment import joining_environment, notices_environment
 from deploy.local.running_fleets import find_fleet, only_fleet
 from deploy.local.start_checks import check_cluster_answers
 
@@ -37,7 +37,9 @@ def joined_fleet(name: str | None) -> Iterator["ControllerCalls"]:
     address = ray_address()
     ending: AbstractContextManager[None] = nullcontext()
     told = f"RAY_ADDRESS {address}"
-    if address is None:
+    if address is not None:
+        export_environment(notices_environment(is_verbose=False))
+    else:
         folder = running_fleets_folder()
         found = only_fleet(folder) if name is None else find_fleet(folder, name)
         replace_environment(joining_environment(auth_token=found.auth_token))

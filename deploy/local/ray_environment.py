@@ -86,6 +86,11 @@ def haproxy_files(folder: Path) -> Mapping[str, str]:
     }
 
 
+def notices_environment(*, is_verbose: bool) -> Mapping[str, str]:
+    """Returns what keeps Ray's notices off the terminal of a command that joins any cluster, or has them all come."""
+    return _ALL_LOGS if is_verbose else _NO_LOGS
+
+
 def joining_environment(*, auth_token: str) -> Mapping[str, str]:
     """Returns the environment of a command that changes a cluster of `muxfleet up`. It comes before the user's own: a
     token there is of another cluster.

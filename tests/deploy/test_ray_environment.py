@@ -12,7 +12,9 @@ import grpc
 import pytest
 from ray.serve._private import constants
 
-from deploy.local.ray_environment import haproxy_files, ray_environment
+from deploy.cli import main
+from deploy.local.ray_environment import haproxy_files, notices_environment, ray_environment
+from pdmux_actor.models.random_checkpoint import DEMO_SHAPES, write_random_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,25 @@ def test_environment__proxy_is_gone__serve_takes_no_longer_than_two_seconds_to_s
 
     assert period_s * constants.PROXY_HEALTH_CHECK_UNHEALTHY_THRESHOLD <= 2.0
     assert hasattr(constants, "PROXY_HEALTH_CHECK_PERIOD_S"), "Serve has another name for it"
+
+
+@pytest.mark.parametrize("verb", [["up", "{file}"], ["apply", "{file}"], ["cordon", "some-unit"]])
+def test_command__joins_a_cluster_that_was_there__no_notices_of_rays_fill_its_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    """On a cluster that asks for no token it was a hundred lines of tracebacks before the one that said so."""
+    silencing = notices_environment(is_verbose=False)
+    for name in silencing:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    write_random_checkpoint(tmp_path / "m", DEMO_SHAPES["demo-llama"], 1)
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: [{id: m, source: ./m}]\npools: [{name: p, device: cpu, kv_memory: 64MiB}]\n")
+
+    with pytest.raises(SystemExit):
+        main([part.format(file=file) for part in verb])
+
+    assert "no Ray cluster answers at 127.0.0.1:9" in capsys.readouterr().err
+    assert silencing == {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*"}
+    assert {name: os.environ.get(name) for name in silencing} == silencing
