@@ -28,11 +28,12 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         """Raises StoreUnusable. Behind a URL it makes no bucket: one of a name that is wrong would be made, too."""
         try:
-            self._fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+            with _as_os_errors():
+                self._fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
             self._root = root.rstrip("/")
             self._is_local = isinstance(self._fs, LocalFileSystem)
             self.write(".writable", b"")
-        except (OSError, ImportError, ValueError) as error:
+        except (OSError, ImportError, ValueError, TypeError, AttributeError) as error:
             raise StoreUnusable(f"{url}: {error}") from error
 
     def read(self, path: str) -> bytes | None:
@@ -151,7 +152,7 @@ def _as_os_errors() -> Iterator[None]:
     """Some filesystems tell what fails by exceptions of their own (botocore's, gcsfs's), which are no OSError."""
     try:
         yield
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ImportError, ValueError, TypeError, AttributeError):
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error

@@ -5,10 +5,11 @@ import io
 import os
 import time
 
+import fsspec
 import httpx
 import pytest
 from batch_rig import CHAT, eventually_ready, jsonl, line
-from bucket_filesystem import Bucket, register
+from bucket_filesystem import Bucket, LibraryError, register
 from fake_unit import eventually
 
 from router.batches.batch_body import BatchBody, new_batch
@@ -92,6 +93,26 @@ def test_store__place_cannot_be_written_to__is_told_at_its_opening(tmp_path, buc
     for url in (register(bucket), "nosuch://bucket/x"):
         with pytest.raises(StoreUnusable, match=url):
             ObjectStore(url)
+
+
+@pytest.mark.parametrize("error", [LibraryError("authentication failed"), TypeError("no option 'secure'")])
+async def test_files__filesystem_is_not_to_be_had_at_first__is_tried_again(start, bucket, monkeypatch, error) -> None:
+    """As that of SFTP, which connects when it is made, and tells what fails by errors of its own."""
+    monkeypatch.setattr("router.batches.batch_service._RETRY_S", 0.05)
+    url, errors = register(bucket), [error] * 2
+    make = fsspec.url_to_fs
+
+    def fails_at_first(url: str, **options: object) -> object:
+        if errors:
+            raise errors.pop()
+        return make(url, **options)
+
+    monkeypatch.setattr(fsspec, "url_to_fs", fails_at_first)
+    async with start(await start.unit(), url=url) as replica:
+        async with asyncio.timeout(30):
+            await eventually_ready(replica)
+
+    assert not errors
 
 
 class Killed(BaseException):
