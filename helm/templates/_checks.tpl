@@ -304,4 +304,11 @@
 {{- if and .Values.monitoring.rules.enabled (not (.Capabilities.APIVersions.Has $monitoring)) -}}
 {{- include "muxfleet.refuse" (dict "key" "monitoring.rules.enabled" "value" true "remedy" (printf "this cluster has no prometheus-operator (%s); install it, or switch this off. With helm template: --api-versions %s" $monitoring $monitoring)) -}}
 {{- end -}}
+{{- $interval := .Values.monitoring.podMonitor.interval -}}
+{{- $seconds := trimSuffix "s" $interval | int64 -}}
+{{- if hasSuffix "m" $interval -}}{{- $seconds = mul 60 (trimSuffix "m" $interval | int64) -}}{{- end -}}
+{{- if hasSuffix "ms" $interval -}}{{- $seconds = div (trimSuffix "ms" $interval | int64) 1000 -}}{{- end -}}
+{{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.rules.enabled (gt $seconds 120) -}}
+{{- include "muxfleet.refuse" (dict "key" "monitoring.podMonitor.interval" "value" $interval "remedy" "rules look at the last five minutes, in which there must be two scrapes, or alerts never fire; write 2m at most, or switch monitoring.rules.enabled off") -}}
+{{- end -}}
 {{- end -}}

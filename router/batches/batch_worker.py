@@ -130,7 +130,7 @@ class BatchWorker:
                 raise
             except Exception:
                 logger.exception("work on a batch broke off; it is tried again", extra=told)
-                with suppress(OSError):
+                with suppress(OSError, BatchLost):
                     await run.flush()
             finally:
                 self._running.pop(batch_id, None)

@@ -24,6 +24,11 @@ def pool(**keys: Any) -> dict[str, Any]:
 
 # What the chart's own checks say, word for word.
 CHECKED: Mapping[str, tuple[dict[str, Any], str]] = {
+    "scrapes too rare for rules": (
+        {"monitoring": {"podMonitor": {"enabled": True, "interval": "3m"}, "rules": {"enabled": True}}},
+        'muxfleet: monitoring.podMonitor.interval = "3m": rules look at the last five minutes, in which there must be '
+        "two scrapes, or alerts never fire; write 2m at most, or switch monitoring.rules.enabled off",
+    ),
     "model twice": (
         {"fleet": {"models": [MODEL, MODEL]}},
         'muxfleet: fleet.models[1].id = "a": also fleet.models[0].id; choose another',
