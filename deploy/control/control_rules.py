@@ -17,7 +17,8 @@ class ControlTiming:
     that is silent for so long gives way to a new one of its pool. `settle_s`: how long the first plan waits for
     expected units. `warm_up_s`: how long a fresh control loop waits for reports before it tells gateways what it knows:
     its restart looks like silence. `blind_s` takes the place of `expiry_s` when most units are silent at once, which
-    looks like a broken network.
+    looks like a broken network. `replaced_s`: so long another is waited for in the place of a unit that went, where a
+    model would have no replica meanwhile.
     """
 
     expiry_s: float = 15.0
@@ -26,6 +27,7 @@ class ControlTiming:
     settle_s: float = 20.0
     warm_up_s: float = 3.0
     blind_s: float = 30.0
+    replaced_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ class UnitRegistry:
         """Counts reports that told something else than the one before, and units that went."""
         self._costs = FleetCosts()
         self._is_blind = False
+        self._went_s = float("-inf")
 
     def expect(self, expected: Mapping[str, int], costs: FleetCosts) -> None:
         """Units of each pool once the fleet is up."""
@@ -107,6 +108,8 @@ class UnitRegistry:
             report = replace(report, load=replace(report.load, steps=()))
         pool_blocks = None if before is None else before.pool_blocks
         self.num_changes += before is None or before.report != report
+        if report.is_leaving and not (before is not None and before.report.is_leaving):
+            self._went_s = now_s
         self._heard_pools.add(report.pool)
         self._units[report.unit_id] = KnownUnit(report, now_s, joined_s, device, pool_blocks)
         return before
@@ -122,11 +125,11 @@ class UnitRegistry:
         said_goodbye = [
             i for i, u in self._units.items() if u.report.is_leaving and now_s - u.heard_s > self._timing.farewell_s
         ]
-        gone = [self._drop(unit_id) for unit_id in said_goodbye]
+        gone = [self._drop(unit_id, now_s) for unit_id in said_goodbye]
         silent = {i: now_s - u.heard_s for i, u in self._units.items() if now_s - u.heard_s > self._timing.expiry_s}
         self._is_blind = len(self._units) >= _BLIND_FROM and 2 * len(silent) > len(self._units)
         patience_s = self._timing.blind_s if self._is_blind else self._timing.expiry_s
-        return gone + [self._drop(unit_id) for unit_id, silent_s in silent.items() if silent_s > patience_s]
+        return gone + [self._drop(unit_id, now_s) for unit_id, silent_s in silent.items() if silent_s > patience_s]
 
     def is_blind(self) -> bool:
         """Returns whether no unit was heard at the last look."""
@@ -144,7 +147,7 @@ class UnitRegistry:
         if not quiet or len(peers) < max(self._expected.get(place, 0), self.most_units.get(place, 0)):
             return None
         same_node = [i for i in quiet if peers[i].report.node == newcomer.node]
-        return self._drop(min(same_node or quiet, key=lambda i: (peers[i].heard_s, i)))
+        return self._drop(min(same_node or quiet, key=lambda i: (peers[i].heard_s, i)), now_s)
 
     def is_complete(self) -> bool:
         present = Counter(u.report.pool for u in self.staying())
@@ -154,8 +157,14 @@ class UnitRegistry:
         """Returns whether a pool's first unit is still to come. One whose units all went again is not waited for."""
         return any(number and pool not in self._heard_pools for pool, number in self._expected.items())
 
-    def _drop(self, unit_id: str) -> Lost:
+    def awaits_another(self, now_s: float) -> bool:
+        """Says whether a unit that went may be about to be replaced."""
+        return now_s - self._went_s < self._timing.replaced_s and not self.is_complete()
+
+    def _drop(self, unit_id: str, now_s: float) -> Lost:
         report = self._units.pop(unit_id).report
+        if not report.is_leaving:
+            self._went_s = now_s
         self.num_changes += 1
         return Lost(report=report, died=not report.is_leaving or report.failure is not None)
 

@@ -29,7 +29,8 @@ class RolloutRights:
 class WeightsRollout:
     """Derives whose turn it is from the weights that each unit reports: a control loop that restarts goes on. An
     adapter comes with its base. A unit of a release that does not tell its weights is given the new ones at once. A
-    model's only replica stays until another one has the new weights, where a unit has room for it.
+    model's only replica stays until another one has the new weights, where a unit has room for it, or one that went may
+    be replaced soon.
     """
 
     def __init__(self, fleet: Fleet, leases: LeaseBook, history: DecisionHistory) -> None:
@@ -102,7 +103,10 @@ class WeightsRollout:
                 continue
             others = {*migration.plan.units_of(place), *migration.goal.units_of(place)} - {unit_id}
             is_staying = unit_id in migration.goal.units_of(place)
-            is_turn = self._is_turn(place, family, others, now_s) if others else rights.may_interrupt
+            if others:
+                is_turn = self._is_turn(place, family, others, now_s)
+            else:
+                is_turn = rights.may_interrupt and not self._fleet.registry.awaits_another(now_s)
             if is_turn and is_staying and rights.may_change and _is_read(catalog, place):
                 beside = f"{len(others)} replicas beside it" if others else "no replica beside it"
                 self._history.note(now_s, EventKind.WEIGHTS, f"{place} is given other weights on {unit_id}, {beside}")

@@ -146,6 +146,28 @@ def test_change__unit_dies_meanwhile__its_successor_has_the_new_weights_and_one_
     beats_until_changed(world, at_least=1)
 
 
+@pytest.mark.parametrize("another_comes", [True, False], ids=["another comes", "none comes"])
+def test_change__the_unit_that_was_changed_dies__the_replica_left_serves_until_another_is_there_for_a_while(
+    another_comes: bool,
+) -> None:
+    """It let its weights go at once, for a plan had just found no unit beside it."""
+    world = fleet_of(2)
+    world.want(catalog(catalog_model("a", replicas=2, source="/other")))
+    while "/other" not in sources(world):
+        world.beat()
+    changed = next(u for u in world.units.values() if u.origins["a"].source == "/other")
+    world.kill_unit(changed.unit_id)
+    for _ in range(40):
+        world.beat()
+        assert sources(world) == ["/m"]
+    if another_comes:
+        world.start_unit()
+        beats_until_changed(world, at_least=1)
+    else:
+        world.beat(400)
+        assert sources(world) == ["/other"]
+
+
 @PLANNERS
 def test_change__only_replica_and_room_for_another__the_new_one_comes_first(
     planner: Callable[[], Planner | None],
