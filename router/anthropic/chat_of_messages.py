@@ -9,6 +9,7 @@ from router.anthropic.messages_body import (
     MAX_BLOCKS,
     ChosenTool,
     DeclaredTool,
+    FoundText,
     MessagesBody,
     TextBlock,
     ThinkingBlock,
@@ -119,7 +120,7 @@ def _heard(turn: TurnOfMessages) -> Iterator[ChatMessage]:
 
 
 def _text(blocks: Any) -> str:  # noqa: ANN401  (lists are invariant: of any kinds of blocks)
-    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock | FoundText))
 
 
 def _tool(place: int, tool: DeclaredTool) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from router.anthropic.server_blocks import ServerBlock
+
 MAX_BLOCKS = 16_384
 
 
@@ -36,7 +38,9 @@ class DocumentOfTool(msgspec.Struct, tag="document", gc=False):
     text: ClassVar[str] = "[a document, left out: this model reads text only]"
 
 
-class FoundOfTool(msgspec.Struct, tag="search_result", gc=False):
+class FoundText(msgspec.Struct, tag="search_result", gc=False):
+    """Is what a tool found, or the client by itself."""
+
     content: list[TextBlock]
     title: str = ""
     source: str = ""
@@ -56,11 +60,11 @@ class ReferenceOfTool(msgspec.Struct, tag="tool_reference", gc=False):
 
 class ToolResultBlock(msgspec.Struct, tag="tool_result", gc=False):
     tool_use_id: str
-    content: str | list[TextBlock | ImageOfTool | DocumentOfTool | FoundOfTool | ReferenceOfTool] | None = None
+    content: str | list[TextBlock | ImageOfTool | DocumentOfTool | FoundText | ReferenceOfTool] | None = None
     is_error: bool | None = None
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | FoundText | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | ServerBlock
 
 
 class TurnOfMessages(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -261,6 +261,31 @@ async def test_message__streams__start_tells_what_was_cached(talk, said) -> None
     assert usage.input_tokens == len(prompt_of(sdk)) - 7
 
 
+async def test_message__conversation_began_at_anthropic__its_own_tools_are_left_out_and_texts_told(talk) -> None:
+    sdk = await talk("Yes.")
+    found = {"type": "web_search_result", "url": "u", "title": "t", "encrypted_content": "e", "page_age": None}
+    ran = [
+        {"type": "text", "text": "I search."},
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "secret"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]},
+        {"type": "mcp_tool_use", "id": "m", "name": "secret", "server_name": "s", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": False, "content": "secret"},
+        {"type": "text", "text": "Sunny.", "citations": [{"type": "web_search_result_location", "url": "u"}]},
+    ]
+    told = [
+        {"type": "search_result", "source": "map", "title": "Places", "content": [{"type": "text", "text": "Rome"}]}
+    ]
+    turns = [*ASK, {"role": "assistant", "content": ran}, {"role": "user", "content": told}]
+    message = await ask(sdk, messages=turns)
+    counted = await sdk.messages.count_tokens(model=MODEL, messages=turns)
+
+    assert message.content[0].text == "Yes."
+    assert counted.input_tokens == message.usage.input_tokens
+    assert "<|im_start|>assistant\nI search.\nSunny.<|im_end|>" in prompt_of(sdk)
+    assert "<|im_start|>user\nPlaces\nmap\nRome<|im_end|>" in prompt_of(sdk)
+    assert "secret" not in prompt_of(sdk)
+
+
 async def test_count_tokens__any_body__is_what_the_message_takes(talk) -> None:
     sdk = await talk("Sunny.")
     counted = await sdk.messages.count_tokens(model=MODEL, messages=ASK, tools=[WEATHER], system="Be brief.")
