@@ -94,6 +94,7 @@ class KeptRows:
         if resume and path is not None and path.exists():
             kept = json.loads(path.read_text())
             self.rows, self.facts = kept["rows"], kept["machine"]
+            self.facts.pop("failures", None)  # what failed is tried again
 
     def wants(self, **key: object) -> bool:
         """Whether a row is missing and there is time for it."""

@@ -244,6 +244,8 @@ def test_attempt__one_row_that_fails__is_noted_and_costs_no_other(tmp_path: Path
     assert written["machine"]["failures"] == {"1": "RuntimeError: CUDA error: out of memory"}
     resumed = KeptRows(result, ("n",), resume=True)
     assert [n for n in range(3) if resumed.wants(n=n)] == [1]
+    resumed.attempt({"n": 1}, lambda: {"seconds": 0.7})
+    assert json.loads(result.read_text())["machine"] == {}
 
 
 def test_attempt__no_gpu__is_not_a_row_that_failed() -> None:
