@@ -115,8 +115,11 @@ def _add_files(app: FastAPI, service: BatchService, owner_of: Callable[[Request]
         owner = owner_of(request)
         kept = await _file(service, owner, file_id)
         chunks = service.files.chunks(owner.key_id, file_id)
+        first = await service.blocking(next, chunks, b"")  # what fails now can still be told
         return StreamingResponse(
-            _sent(service, chunks), media_type="application/octet-stream", headers={"content-length": str(kept.bytes)}
+            _sent(service, first, chunks),
+            media_type="application/octet-stream",
+            headers={"content-length": str(kept.bytes)},
         )
 
 
@@ -187,6 +190,8 @@ async def _check_room(service: BatchService, owner: _Owner, upload: Upload) -> N
         raise InvalidRequest(message, param="file", code="files_quota_exceeded")
 
 
-async def _sent(service: BatchService, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while chunk := await service.blocking(next, chunks, b""):
+async def _sent(service: BatchService, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    chunk = first
+    while chunk:
         yield chunk
+        chunk = await service.blocking(next, chunks, b"")

@@ -95,6 +95,22 @@ def test_store__place_cannot_be_written_to__is_told_at_its_opening(tmp_path, buc
             ObjectStore(url)
 
 
+async def test_files__content_is_out_of_reach__is_an_error_and_no_answer_that_breaks_off(start, tmp_path) -> None:
+    async with (
+        start(await start.unit()) as replica,
+        httpx.AsyncClient(base_url=replica.served.url, timeout=60) as http,
+    ):
+        await eventually_ready(replica)
+        file = await replica.sdk.files.create(file=("x.jsonl", jsonl(line(1))), purpose="batch")
+        whole = await http.get(f"/v1/files/{file.id}/content")
+        (content,) = tmp_path.glob(f"kept/*/files/{file.id}.content")
+        content.unlink()
+        lost = await http.get(f"/v1/files/{file.id}/content")
+
+    assert (whole.status_code, whole.content) == (200, jsonl(line(1)))
+    assert (lost.status_code, lost.json()["error"]["code"]) == (503, "batches_unavailable")
+
+
 @pytest.mark.parametrize("error", [LibraryError("authentication failed"), TypeError("no option 'secure'")])
 async def test_files__filesystem_is_not_to_be_had_at_first__is_tried_again(start, bucket, monkeypatch, error) -> None:
     """As that of SFTP, which connects when it is made, and tells what fails by errors of its own."""
