@@ -48,6 +48,12 @@ def _has_nothing_of(asked_for: str, path: Path, config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[object]:
+    """Tests hold no doctests: nothing looks for them there."""
+    return [file for file in (yield) if type(file) is pytest.Module]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     """Spares the search for garbage among some million objects that modules and tests are made of."""
     gc.disable()

@@ -189,7 +189,7 @@ def test_run__gateways_demand_reports__tell_as_many_requests_in_time_as_the_figu
 
 def test_sweep__growing_rates__ends_between_the_last_good_and_the_first_bad() -> None:
     deployed = deploy_fleet(fleet(), Deployment(name="mux", policy="mux"))
-    requests = stream(duration_s=60.0)
+    requests = stream(duration_s=40.0)
     found = sweep_rates([4.0, 400.0], lambda rate: run_fleet(deployed, requests.at_rate(rate), OPTIONS), refinements=3)
     assert 4.0 <= found.goodput_per_s < 400.0
     assert [p.rate_per_s for p in found.points] == sorted(p.rate_per_s for p in found.points)
