@@ -248,14 +248,15 @@ class TextLane:
         self, service: TextService, answer: Awaitable[TextAnswer], limit_s: float, *, is_work: bool
     ) -> TextAnswer:
         """What is no work may wait for others, as a load does."""
+        attendance: _Attendance | None = None
         try:
             async with asyncio.timeout(limit_s) as limit:
                 if not is_work:
                     return await answer
-                with _Attendance(service, limit):
+                with _Attendance(service, limit) as attendance:
                     return await answer
         except TimeoutError:
-            stands = is_work and await _stands(service)
+            stands = attendance is not None and (attendance.found_idle or await _stands(service))
             told = {"limit_s": limit_s, "stands": stands}
             logger.warning("work on text takes too long; its process is replaced", extra=told)
             self._discard(service)
@@ -288,13 +289,16 @@ class _Attendance:
     """Ends a wait early whose process has done nothing at all for some time: the limit is that of one that works."""
 
     def __init__(self, service: TextService, limit: asyncio.Timeout) -> None:
+        self.found_idle = False
+        """Whether that ended the wait: its call was not too slow, whatever the process does from now on."""
         self._service = service
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._worked_s: float | None = None
         self._timer = self._loop.call_later(_IDLE_S, self._look)
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> "_Attendance":
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
@@ -302,6 +306,7 @@ class _Attendance:
     def _look(self) -> None:
         before_s, self._worked_s = self._worked_s, self._service.worked_s()
         if self._worked_s == before_s:
+            self.found_idle = True
             self._limit.reschedule(self._loop.time())
         else:
             self._timer = self._loop.call_later(_IDLE_S, self._look)

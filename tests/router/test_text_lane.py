@@ -7,6 +7,7 @@ import psutil
 import pytest
 from fake_unit import CHAT_TEMPLATE, eventually, write_byte_tokenizer
 
+from router.text import lane as lane_module
 from router.text.calls import (
     EncodeChat,
     Encoded,
@@ -109,6 +110,33 @@ async def test_lane__process_stands_under_a_call__it_is_tried_once_more_and_not_
 
     assert [service.asked for service in lane.services] == [["stand"], ["stand"]]
     assert [service.killed for service in lane.services] == [True, True]
+
+
+async def test_lane__process_without_a_core_gets_one_just_then__its_call_is_not_called_too_slow(monkeypatch) -> None:
+    monkeypatch.setattr(lane_module, "_IDLE_S", 0.02)
+
+    class Starved(Scripted):
+        """Has a core again as soon as its wait has been ended."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.looks = 0
+
+        async def ask(self, call: TextCall) -> TextAnswer:
+            if isinstance(call, EncodeText):
+                await asyncio.Event().wait()
+            return await super().ask(call)
+
+        def worked_s(self) -> float:
+            self.looks += 1
+            return 0.0 if self.looks <= 2 else time.monotonic()
+
+    class StarvedAtFirst(Lane):
+        async def another(self) -> Scripted:
+            self.services.append(Scripted() if self.services else Starved())
+            return self.services[-1]
+
+    assert await StarvedAtFirst().of("abc") == 3
 
 
 @pytest.mark.parametrize("limit_s", [2.0, 3600.0], ids=["limit is soon over", "may take long"])
