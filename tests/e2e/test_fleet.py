@@ -45,7 +45,8 @@ def test_up__terminal__shows_a_line_per_model_and_none_of_rays(fleet: FleetProce
     assert lines[0] == "starting Ray on this machine"
     for model in MODELS:
         assert any(line.endswith(f"{model}: ready") for line in lines)
-    assert lines[-1].startswith(f"curl {fleet.url}/v1/chat/completions")
+    assert lines[-2].startswith(f"curl {fleet.url}/v1/chat/completions")
+    assert lines[-1] == f"muxfleet chat {fleet.url}"
     assert not [line for line in lines if "ray::" in line or "INFO" in line or "WARNING" in line or "pid=" in line]
 
 
@@ -289,4 +290,4 @@ def test_unit_killed__while_streaming__stream_goes_on_with_the_same_tokens(
 def test_up__after_all_that__terminal_is_still_quiet(fleet: FleetProcess) -> None:
     after_start = fleet.output.partition("serving at ")[2].splitlines()
 
-    assert len([line for line in after_start if line.strip()]) == 2, "the URL and the curl line"
+    assert len([line for line in after_start if line.strip()]) == 3, "the URL and the lines to ask with"
