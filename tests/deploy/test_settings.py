@@ -213,7 +213,7 @@ BAD_FILES = {
         MODEL + "pools: [{device: cuda, gpu_type: a40, gpus_per_node: 2, mesh_gpus: 2, kv_memory: 96GiB}]",
         [
             'f.yaml:2: pools[0].kv_memory = "96.0GiB": leaves nothing of the unit\'s memory for weights '
-            "(a40: 103079215104 bytes); lower it"
+            "(a40: 96636764160 bytes); lower it"
         ],
     ),
     "alias of itself": ("a: &a [*a]", ["f.yaml:1: a[0]: an alias contains itself; write the value out"]),
