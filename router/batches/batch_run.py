@@ -123,10 +123,7 @@ class BatchRun:
                 self._takes.set()
 
     async def _keep_lease(self) -> None:
-        """Also before what others read is written: a process that stood may find that another has ended the batch.
-
-        Raises BatchLost.
-        """
+        """Raises BatchLost."""
         now_s = time.monotonic()
         if now_s - self._renewed_s >= self._settings.lease_s / 3:
             if not await self._threads.call(self._lease.renew, now_s=time.time(), lease_s=self._settings.lease_s):
@@ -143,7 +140,6 @@ class BatchRun:
         """Writes the results that are not written yet. Raises BatchLost."""
         async with self._writing:
             if self._fresh:
-                await self._keep_lease()
                 results, self._fresh = self._fresh, []
                 self._parts += 1
                 try:
@@ -163,7 +159,6 @@ class BatchRun:
 
     async def _set(self, state: BatchState) -> None:
         async with self._writing:
-            await self._keep_lease()
             self._state = state
             await self._threads.call(self._write_state, state)
 
