@@ -7,6 +7,9 @@ import socket
 from collections.abc import Callable
 
 
+_MOMENT_S = 1.0  # in which all is read that came while the loop stood
+
+
 class ConnectionHeartbeat:
     """Calls `on_beat(now_s, punctual)` every `period_s` from `start` to `stop`.
 
@@ -19,6 +22,7 @@ class ConnectionHeartbeat:
         self._period_s = period_s
         self._on_beat = on_beat
         self._handle: asyncio.TimerHandle | None = None
+        self._stood: tuple[float, float] = (0.0, 0.0)  # for how long, until when
 
     def start(self) -> None:
         due_s = self._loop.time() + self._period_s
@@ -29,9 +33,17 @@ class ConnectionHeartbeat:
             self._handle.cancel()
             self._handle = None
 
+    def just_stood_s(self) -> float:
+        """Returns for how long the loop had been held up, where that ended a moment ago."""
+        stood_s, until_s = self._stood
+        return stood_s if self._loop.time() - until_s < _MOMENT_S else 0.0
+
     def _fire(self, due_s: float) -> None:
         now_s = self._loop.time()
-        self._on_beat(now_s, now_s - due_s < self._period_s)
+        punctual = now_s - due_s < self._period_s
+        if not punctual:
+            self._stood = now_s - due_s, now_s
+        self._on_beat(now_s, punctual)
         if self._handle is not None:
             self.start()
 

@@ -27,7 +27,7 @@ from router.generation import Generation, Output
 from router.limits import GatewayLimits
 from router.live_view import LiveView
 from router.routing.routing import UnitChoice
-from router.transport.frame_connection import DeltaStream, Stall
+from router.transport.frame_connection import DeltaStream, GatewayStood, Stall
 from router.transport.unit_client import UnitPool, UnitUnreachable
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,9 @@ _RETRY_AFTER_S = 5
 
 class _GivenBack(UnitLost):
     """The unit lives and does not want the request: the model left it, or it shuts down."""
+
+
+_BLAMELESS = (UnitUnreachable, StreamRefused, GatewayStood, _GivenBack)  # no unit was lost
 
 
 @dataclass(slots=True)
@@ -177,11 +180,11 @@ class GenerationRelay:
             except (UnitLost, StreamRefused) as error:
                 self._scheduler.left(generation.request_id, self._clock())
                 # What is given back was not lost: a long answer of a model that takes turns is, again and again.
-                attempts += not isinstance(error, UnitUnreachable | StreamRefused | _GivenBack)
+                attempts += not isinstance(error, _BLAMELESS)
                 if len(progress.final) > kept_tokens:
                     deaths = 0  # it was served there: others on the unit are as likely the cause
                 else:
-                    deaths += not isinstance(error, UnitUnreachable | UnitStalled | StreamRefused | _GivenBack)
+                    deaths += not isinstance(error, (UnitStalled, *_BLAMELESS))
                 failed.add(unit.unit_id)
                 progress.lose_unit(unit.endpoint)
                 self._note_loss(generation, unit, progress, error)

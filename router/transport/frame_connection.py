@@ -44,6 +44,10 @@ class SilenceLimits:
     lost_s: float = SILENCE_S
 
 
+class GatewayStood(UnitLost):
+    """The gateway's own process had stood for so long that the unit took it for lost: the unit is not to blame."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stall:
     """Nothing comes of the stream for now, which is still open."""
@@ -183,16 +187,23 @@ class FrameConnection(asyncio.Protocol):
         self._beat.stop()
         if self._transport is not None:
             self._transport.abort()
-        error = UnitLost(endpoint=self._endpoint, reason=reason)
+        error = self._loss(reason)
         if not self.welcomed.done():
             self.welcomed.set_exception(error)
             self.welcomed.exception()  # whoever waited may be gone; the loss is logged below
         if self._streams:
-            told = {"unit": self._unit_id, "endpoint": self._endpoint, "streams": len(self._streams), "reason": reason}
+            streams = len(self._streams)
+            told = {"unit": self._unit_id, "endpoint": self._endpoint, "streams": streams, "reason": error.reason}
             logger.warning("lost a unit's stream", extra=told)
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
+
+    def _loss(self, reason: str) -> UnitLost:
+        stood_s = self._beat.just_stood_s()
+        if stood_s < SILENCE_S - 2 * HEARTBEAT_S:  # the unit had heard of it as late as two beats before
+            return UnitLost(endpoint=self._endpoint, reason=reason)
+        return GatewayStood(endpoint=self._endpoint, reason=f"this gateway stood for {stood_s:.1f} s, and {reason}")
 
     # asyncio.Protocol
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import httpx
@@ -11,6 +12,7 @@ from fake_unit import GIVEN_BACK, SPEECH, FakeUnit, eventually, fleet_view, spee
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
 from router.limits import GatewayLimits
+from router.transport import frame_connection
 
 MODEL = "demo/bytes"
 PATIENT = GatewayLimits(hold_s=20)
@@ -291,6 +293,24 @@ async def test_request__two_units_die_under_it_without_a_token__is_not_tried_on_
     assert reply.headers["x-should-retry"] == "false"
     assert [r.prompt_token_ids[0] for u in units for r in u.requests].count(13) == 2
     assert other.status_code == 200, "there is a unit left"
+
+
+async def test_request__gateway_itself_stands_again_and_again__units_are_not_called_killed(serve, monkeypatch) -> None:
+    monkeypatch.setattr(frame_connection, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(frame_connection, "SILENCE_S", 0.4)
+    units = [FakeUnit(unit_id=f"unit-{i}", token_gap_s=600) for i in range(2)]
+    served = await serve(*units, limits=replace(PATIENT, avoid_s=0.1))
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asking = asyncio.create_task(http.post("/v1/completions", json=ask()))
+        for times in range(1, 5):
+            await eventually(lambda: sum(len(u.requests) for u in units) == times)  # noqa: B023 - awaited at once
+            time.sleep(0.5)  # noqa: ASYNC251 - it is the loop that is to stand still
+            for unit in units:
+                unit.token_gap_s = 0.0 if times == 4 else 600
+                unit.drop_connections()
+        reply = await asking
+
+    assert reply.status_code == 200, reply.text
 
 
 async def test_request__units_give_it_back__is_not_called_their_killer(serve) -> None:

@@ -9,7 +9,7 @@ from pdmux_actor.errors import StreamRefused, UnitLost
 from pdmux_actor.messages import GenerateRequest, SamplingParams, Slo
 from pdmux_actor.serving.frames import INITIAL_CREDIT, Cancel, Credit, Delta, encode
 from router.transport import frame_connection
-from router.transport.frame_connection import SilenceLimits, Stall
+from router.transport.frame_connection import GatewayStood, SilenceLimits, Stall
 from router.transport.unit_client import FrameStreamClient, UnitUnreachable
 
 
@@ -175,6 +175,24 @@ async def test_heartbeat__own_loop_was_held_up__unit_is_not_called_silent(unit, 
 
     assert len(await asking) > 20
     assert unit.connections == 1
+
+
+@pytest.mark.parametrize(("stands_s", "error"), [(0.5, GatewayStood), (0.0, UnitLost)])
+async def test_connection__unit_ends_it__own_loop_is_blamed_where_it_stood(
+    unit, make_client, monkeypatch, stands_s, error
+) -> None:
+    monkeypatch.setattr(frame_connection, "SILENCE_S", 0.4)
+    client = make_client()
+    unit.token_gap_s = 600
+    asking = asyncio.create_task(texts(client, request_of()))
+    await eventually(lambda: unit.requests)
+    time.sleep(stands_s)  # noqa: ASYNC251 - it is the loop that is to stand still
+    unit.drop_connections()
+
+    with pytest.raises(UnitLost) as lost:
+        await asking
+
+    assert type(lost.value) is error
 
 
 @pytest.mark.parametrize(
