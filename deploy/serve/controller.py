@@ -111,6 +111,7 @@ class Controller:
         self._lease_server = LeaseServer(token, self._heard, host)
         self._news = NewsCopies()
         self._is_followed = False
+        self._asked_stood_s = self._clock.stood_s()  # when it was asked last whether another one has come
         self._newest_lease = 0
         self._heard_s = float("-inf")
         self._config: ControllerConfig | None = None
@@ -294,10 +295,14 @@ class Controller:
         while True:
             await asyncio.sleep(_LEADERSHIP_POLL_S)
             try:
+                stood_s = self._clock.stood_s()
                 if await asyncio.to_thread(self._leadership.is_taken_over):
                     logger.info("another control loop has come: units are sent there")
+                    if self._may_be_left():
+                        self._heard_s = float("-inf")  # they went there meanwhile
                     self._is_followed = True
                     return self._lease_server.close()
+                self._asked_stood_s = stood_s
             except Exception as error:  # Ray's client raises what it likes; it is asked again
                 logger.debug("Ray does not tell who leads", extra={"reason": repr(error)})
 
@@ -305,7 +310,13 @@ class Controller:
         """Units are with the next control loop: what is wanted of Serve and the store is what that one wants. Where it
         does not come up, they come back here by Serve's calls.
         """
-        return self._is_followed and self._clock.now_s() - self._heard_s > _LEFT_S
+        if not self._is_followed:
+            return self._may_be_left()
+        return self._clock.now_s() - self._heard_s > _LEFT_S
+
+    def _may_be_left(self) -> bool:
+        """It stood, and has not asked since whether another one has come."""
+        return self._clock.stood_s() != self._asked_stood_s
 
     async def _scale_pools(self) -> None:
         """Serve runs as many units as are wanted, as soon as it answers."""

@@ -109,6 +109,31 @@ async def test_controller__units_are_with_the_next_one__overwrites_no_state_unti
             await asyncio.sleep(0.02)
 
 
+async def test_controller__stood_while_the_next_one_came__overwrites_no_state_as_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it is told, too, that the next one has come."""
+    for name, seconds in (("_LEADERSHIP_POLL_S", 0.3), ("_KEEP_EVERY_S", 0.01)):
+        monkeypatch.setattr(controller, name, seconds)
+    leadership, kept = TakenLeadership(), CountedWrites()
+    before = Controller(token=TOKEN, host=lambda: "127.0.0.1", leadership=leadership)
+    await before.reconfigure({"models": [], "policy": "mux", "expected_units": {"p": 1}})
+    monkeypatch.setattr(before, "_state", kept)
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 20.0)
+    await before.heartbeat(a_report())  # it had come before it stood, and lay unread
+    async with asyncio.timeout(60):
+        while not kept.writes:  # noqa: ASYNC110  it sets no event
+            await asyncio.sleep(0.01)  # nobody came meanwhile: it goes on
+
+    leadership.is_over, already = True, kept.writes
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 40.0)
+    await before.heartbeat(a_report())
+    await asyncio.sleep(1.0)  # of the three after which units that say nothing are with the next one
+
+    assert kept.writes == already
+
+
 async def test_cordon__units_are_with_the_next_one__is_refused_and_overwrites_no_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
