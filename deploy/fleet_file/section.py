@@ -73,7 +73,8 @@ class BatchSection(Section):
 
     folder: Annotated[str, Field(min_length=1)] | None = None
     """A folder (relative to this file), or any URL that fsspec knows, as in s3://bucket/batches, whose package (s3fs)
-    is installed. Gateways on several nodes need one that all reach. Default: ~/.local/state/muxfleet/batches."""
+    is installed. Gateways on several nodes need one that all reach, each fleet one of its own. Default:
+    ~/.local/state/muxfleet/NAME.batches, NAME being the fleet's."""
     max_file_bytes: Size = ByteSize(100 * 1024 * 1024)
     max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000
     """Of one batch."""

@@ -59,6 +59,8 @@ class ControlArgs(Args):
 
 
 class GatewayArgs(Args):
+    name: str = ""
+    """The fleet's. Empty: rendered by an earlier release, of which all fleets kept their batches in one folder."""
     max_body_bytes: int
     max_queued_requests: int
     hold_s: float

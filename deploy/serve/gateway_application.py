@@ -41,6 +41,7 @@ def gateway_limits(args: GatewayArgs) -> GatewayLimits:
 def batches_here(args: GatewayArgs) -> BatchesHere:
     section = args.batches
     return BatchesHere(
+        args.name,
         BatchSettings(
             url=section.folder or "",
             max_file_bytes=section.max_file_bytes,
@@ -49,5 +50,5 @@ def batches_here(args: GatewayArgs) -> BatchesHere:
             lines_at_once=section.lines_at_once,
             keep_s=section.keep_days * 86400 or None,
             max_key_bytes=section.max_key_bytes,
-        )
+        ),
     )

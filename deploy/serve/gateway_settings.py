@@ -24,9 +24,15 @@ class KeysOfFile:
 
 @dataclass(frozen=True, slots=True)
 class BatchesHere:
-    """An empty `url` is the default, a folder of the replica's user."""
+    """An empty `url` is the default, a folder of the replica's user for each fleet: batches of another one would be
+    asked of models that this one does not have.
+    """
 
+    fleet: str
     settings: BatchSettings
 
     def __call__(self) -> BatchSettings:
-        return self.settings if self.settings.url else replace(self.settings, url=str(state_folder() / "batches"))
+        if self.settings.url:
+            return self.settings
+        folder = f"{self.fleet}.batches" if self.fleet else "batches"
+        return replace(self.settings, url=str(state_folder() / folder))

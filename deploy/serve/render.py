@@ -173,7 +173,7 @@ def _gateway_application(fleet: FleetFile) -> dict[str, Any]:
     actor: dict[str, Any] = {"num_cpus": _SMALL_CPUS}
     if gateway.node_labels:
         actor["label_selector"] = dict(gateway.node_labels)
-    args = GatewayArgs.of(gateway)
+    args = GatewayArgs.of(gateway, fleet)
     return {
         "name": GATEWAY_APP,
         "route_prefix": "/",

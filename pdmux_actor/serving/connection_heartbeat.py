@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-
 _MOMENT_S = 1.0  # in which all is read that came while the loop stood
 
 
