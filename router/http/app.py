@@ -212,6 +212,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models/{model:path}", response_model=Model, **responses_of(Model, 404, 503))
     async def retrieve_model(model: str, request: Request) -> Model:
         who = gateway.access.identify(request.headers)
+        model = request.scope["path"].partition("/v1/models/")[2]  # whole: the route's pattern drops a line break
         if not model:
             raise HTTPException(404)
         if not who.may_see(model):

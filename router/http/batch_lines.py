@@ -13,12 +13,14 @@ from router.openai.completions import CompletionRequest
 from router.openai.embeddings import EmbeddingsRequest
 from router.openai.parameters import GenerationParameters
 from router.openai.rerank import RerankRequest
+from router.openai.score import ScoreRequest
 from router.request_terms import Caller
 from router.responses.asked_response import AskedResponse
 from router.responses.response_store import ResponseStore
 from router.serving.embeddings import embedding_prompts
 from router.serving.gateway import Gateway
 from router.serving.reranking import rerank_prompts
+from router.serving.scoring import score_prompts
 
 ParametersT = TypeVar("ParametersT", bound=GenerationParameters)
 
@@ -55,12 +57,18 @@ def line_endpoints(gateway: Gateway) -> Mapping[str, AskLine]:
         gateway.access.check_owner(owner, asked.model)
         return await (await gateway.pooled(rerank_prompts, asked, caller)).document()
 
+    async def score(body: bytes, caller: Caller, owner: str) -> bytes:
+        asked = ScoreRequest.parse(body)
+        gateway.access.check_owner(owner, asked.model)
+        return await (await gateway.pooled(score_prompts, asked, caller)).document()
+
     return {
         "/v1/chat/completions": chat,
         "/v1/completions": complete,
         "/v1/embeddings": embed,
         "/v1/rerank": rerank,
         "/v1/responses": answer_response,
+        "/v1/score": score,
     }
 
 

@@ -144,6 +144,14 @@ def _call(function: CalledFunction, call_id: str) -> dict[str, Any]:
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class ReasoningWish(RequestPart):
+    """OpenRouter's way to say both `reasoning_effort`, which counts before it, and `include_reasoning`."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
 class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedChatParameters):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Tokens | None = None
@@ -157,6 +165,8 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     function_call: Literal["none", "auto"] | FunctionName | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
+    reasoning: ReasoningWish | None = None
+    documents: list[dict[str, Any]] | None = None
 
     # vLLM's: the reply goes on from the last message, which is the assistant's.
     continue_final_message: bool | None = None
@@ -171,6 +181,23 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     moderation: EmptyObject | None = None
     verbosity: Literal["medium"] | None = None
     web_search_options: EmptyObject | None = None
+
+    @property
+    def asked_effort(self) -> Effort | None:
+        if self.reasoning_effort is not None or self.reasoning is None:
+            return self.reasoning_effort
+        return "none" if self.reasoning.enabled is False else self.reasoning.effort
+
+    @property
+    def shows_reasoning(self) -> bool:
+        if self.include_reasoning is not None or self.reasoning is None:
+            return self.include_reasoning is not False
+        return not self.reasoning.exclude
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        documents = {} if not self.documents else {"documents": self.documents}
+        return {**documents, **(self.chat_template_kwargs or {})}
 
     @property
     def asked_max_tokens(self) -> int | None:

@@ -145,7 +145,7 @@ def chat_reply(request: ChatCompletionRequest, caller: Caller, prompt_token_ids:
         new_head("chatcmpl-", request.model, service_tier=caller.service_tier if request.service_tier else None),
         with_logprobs=request.asked_logprobs is not None,
         usage_is_asked=request.include_usage,
-        with_reasoning=request.include_reasoning is not False,
+        with_reasoning=request.shows_reasoning,
         is_legacy=request.tool_use.is_legacy,
         prompt_token_ids=prompt_token_ids if request.return_token_ids else None,
         prompt_logprobs=request.prompt_logprobs,

@@ -1,10 +1,11 @@
 """POST /v1/completions: the request."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from router.errors import InvalidRequest
+from router.openai.output_form import FormText
 from router.openai.parameters import MAX_LOGPROBS, MAX_N, GenerationParameters, TokenId
 from router.openai.peer_parameters import RefusedCompletionParameters
 from router.openai.request_part import Integer
@@ -22,6 +23,7 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
     max_tokens: Annotated[Integer, Field(ge=0, le=2**31)] | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
+    json_schema: FormText | None = None  # SGLang's
     best_of: Annotated[Integer, Field(ge=1, le=MAX_N)] | None = None
 
     # See UNIMPLEMENTED.
@@ -37,6 +39,9 @@ class CompletionRequest(GenerationParameters, RefusedCompletionParameters):
                 return [token_ids]  # type: ignore[list-item]  # mypy does not narrow the union by its first element
             case several:
                 return list(several)  # type: ignore[arg-type]  # as above
+
+    def _guided_forms(self) -> dict[str, Any]:
+        return {**super()._guided_forms(), "json_schema": self.json_schema}
 
     @property
     def num_shown(self) -> int:

@@ -37,23 +37,32 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingsRequest:
-    """`inputs` are texts, or token ids. `dimensions` is how many of each embedding's numbers are told; None: all."""
+    """`inputs` are texts, or token ids. `dimensions` is how many of each embedding's numbers are told; None: all.
+    Inputs are cut to `most_tokens`, None: not at all, -1: to what the model takes; at their end, or at their start.
+    """
 
     model: str
     inputs: Sequence[str | Sequence[int]]
     as_base64: bool
     dimensions: int | None
     add_special_tokens: bool
+    most_tokens: int | None
+    cuts_start: bool
 
     @classmethod
     def parse(cls, body: bytes) -> "EmbeddingsRequest":
         """Raises InvalidRequest."""
         read = decoded(body, EmbeddingsBody)
+        if read.truncate_prompt_tokens == 0:
+            message = "Invalid value for 'truncate_prompt_tokens': 0 leaves nothing; send -1 for what the model takes."
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
         try:
             given = prompts_of(bytes(memoryview(read.input)).strip(), "input", MAX_INPUTS)
         except ValueError as error:  # what is inside is decoded here only
@@ -64,6 +73,8 @@ class EmbeddingsRequest:
             as_base64=read.encoding_format == "base64",
             dimensions=read.dimensions,
             add_special_tokens=read.add_special_tokens is not False,
+            most_tokens=read.truncate_prompt_tokens,
+            cuts_start=read.truncation_side == "left",
         )
 
     def check_size(self, hidden_size: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from router.openai.spelled_schema import spelled_out
 
 MAX_FORM_CHARACTERS = 65_536
 MAX_CHOICES = 1024
+_KINDS: Mapping[str, str] = MappingProxyType({"ebnf": "grammar", "json_schema": "json"})  # SGLang's names of them
 _ANY_OBJECT = '{"type":"object"}'
 
 FormText = Annotated[str, Field(min_length=1, max_length=MAX_FORM_CHARACTERS)]
@@ -81,7 +83,7 @@ def form_of(
             held["json"] = held.get("json", _ANY_OBJECT)
         asked += [("structured_outputs", kind, value) for kind, value in held.items()]
     asked += [
-        (name, "grammar" if name == "ebnf" else name.removeprefix("guided_"), value)
+        (name, _KINDS.get(name, name.removeprefix("guided_")), value)
         for name, value in guided.items()
         if value is not None
     ]

@@ -98,6 +98,7 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None  # SGLang's name of it
     return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None  # without it: around a text, and not around a chat, which has its own
     cache_salt: CacheSalt | None = None
     extra_key: CacheSalt | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS)] | None = None
@@ -115,6 +116,7 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
     # SGLang's names of the same.
     regex: FormText | None = None
     ebnf: FormText | None = None
+    structural_tag: FormText | None = None
 
     # Accepted and without effect here.
     user: str | None = None
@@ -178,17 +180,21 @@ class GenerationParameters(InertPeerParameters, RefusedPeerParameters):
         return self._form()
 
     def _form(self) -> StructuredOutput | None:
-        guided = {
+        guided = self._guided_forms()
+        if all(form is None for form in (self.response_format, self.structured_outputs, *guided.values())):
+            return None
+        return form_of(self.response_format, self.structured_outputs, guided)
+
+    def _guided_forms(self) -> dict[str, Any]:
+        return {
             "guided_json": self.guided_json,
             "guided_regex": self.guided_regex,
             "guided_choice": self.guided_choice,
             "guided_grammar": self.guided_grammar,
             "regex": self.regex,
             "ebnf": self.ebnf,
+            "structural_tag": self.structural_tag,
         }
-        if all(form is None for form in (self.response_format, self.structured_outputs, *guided.values())):
-            return None
-        return form_of(self.response_format, self.structured_outputs, guided)
 
     @property
     def named_tokens(self) -> Iterator[tuple[str, int]]:

@@ -52,7 +52,6 @@ class RefusedPeerParameters(RequestPart):
     return_tokens_as_token_ids: OnlyFalse = None
     logits_processors: Empty | None = None
     guided_whitespace_pattern: None = None
-    structural_tag: None = None
     kv_transfer_params: EmptyObject | None = None
     ec_transfer_params: EmptyObject | None = None
     vllm_xargs: EmptyObject | None = None
@@ -80,21 +79,16 @@ class InertChatParameters(RequestPart):
 
 
 class RefusedChatParameters(RequestPart):
-    add_special_tokens: OnlyFalse = None
-    documents: Empty | None = None
     chat_template: None = None
     return_prompt_text: OnlyFalse = None
     return_prompt_token_ids: OnlyFalse = None
     return_meta_info: OnlyFalse = None
     separate_reasoning: OnlyTrue = None
-    reasoning: EmptyObject | None = None
     input_ids: None = None
 
 
 class RefusedCompletionParameters(RequestPart):
-    add_special_tokens: OnlyTrue = None
     prompt_embeds: None = None
-    json_schema: None = None
 
 
 INERT_PEER_PARAMETERS = frozenset({*InertPeerParameters.model_fields, *InertChatParameters.model_fields})

@@ -1,8 +1,9 @@
 """Makes prompts of a request for embeddings, and one document of what units say of them."""
 
 from base64 import b64encode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from router.errors import GenerationFailed, InvalidRequest
 from router.generation import Output
 from router.openai.embeddings import EmbeddingsRequest
+from router.openai.large_body import MAX_TOKEN_IDS
 from router.serving.pooling import NOT_FINITE, PoolingPrompts, PromptRoom, told_of_prompts
 from router.serving.prompts import Prompt, prompt_tokens
 from router.telemetry.service_report import ServiceReport
@@ -32,14 +34,7 @@ async def embedding_prompts(
     prompts: list[Prompt] = []
     room = PromptRoom(_PARAM)
     for given in request.inputs:
-        token_ids = await prompt_tokens(
-            given,
-            card,
-            tokenizers,
-            param=_PARAM,
-            max_tokens=max_tokens,
-            add_special_tokens=request.add_special_tokens,
-        )
+        token_ids = await _tokens(given, request, card, tokenizers, max_tokens)
         room.take(len(token_ids))
         prompts.append(Prompt(token_ids=tuple(token_ids)))
 
@@ -47,6 +42,39 @@ async def embedding_prompts(
         return EmbeddingsResponse(outputs, request, report=report)
 
     return PoolingPrompts(prompts=prompts, param=_PARAM, answer=answer)
+
+
+async def _tokens(
+    given: str | Sequence[int], request: EmbeddingsRequest, card: ModelCard, tokenizers: Tokenizers, max_tokens: int
+) -> Sequence[int]:
+    """Raises as `prompt_tokens`."""
+    cuts = request.most_tokens is not None
+    read = partial(
+        prompt_tokens,
+        given,
+        card,
+        tokenizers,
+        param=_PARAM,
+        max_tokens=MAX_TOKEN_IDS if cuts else max_tokens,
+    )
+    token_ids = await read(add_special_tokens=request.add_special_tokens)
+    most = request.most_tokens if request.most_tokens != -1 else max_tokens - 1  # an engine gives each one more
+    if most is None or len(token_ids) <= most:
+        return token_ids
+    # What the tokenizer puts around a text stays: a model pools by the token that ends it.
+    text = await read(add_special_tokens=False) if isinstance(given, str) and request.add_special_tokens else token_ids
+    before, after = _around(list(token_ids), list(text))
+    room = max(0, most - len(before) - len(after))
+    kept = text[len(text) - room :] if request.cuts_start else text[:room]
+    return [*before, *kept, *after][-most:]
+
+
+def _around(whole: list[int], part: list[int]) -> tuple[list[int], list[int]]:
+    """Returns what stands before the part, and behind it; nothing where it is not there."""
+    for start in range(len(whole) - len(part) + 1):
+        if whole[start : start + len(part)] == part:
+            return whole[:start], whole[start + len(part) :]
+    return [], []
 
 
 class EmbeddingsResponse:

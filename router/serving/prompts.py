@@ -50,11 +50,12 @@ async def chat_prompt(
     chat = await tokenizers.encode_chat(
         card,
         [message.for_template() for message in request.messages],
-        request.chat_template_kwargs or {},
+        request.template_arguments,
         tools=use.offered,
-        effort=request.reasoning_effort,
+        effort=request.asked_effort,
         max_tokens=max_tokens,
         add_generation_prompt=not goes_on,
+        add_special_tokens=bool(request.add_special_tokens),
         continue_final_message=goes_on,
     )
     if not chat.token_ids:
@@ -98,7 +99,14 @@ async def completion_prompts(
     request.check()
     prompts = []
     for prompt in request.prompts:
-        token_ids = await prompt_tokens(prompt, card, tokenizers, param="prompt", max_tokens=max_tokens)
+        token_ids = await prompt_tokens(
+            prompt,
+            card,
+            tokenizers,
+            param="prompt",
+            max_tokens=max_tokens,
+            add_special_tokens=request.add_special_tokens is not False,
+        )
         echo = ""
         if request.echo:
             echo = prompt if isinstance(prompt, str) else await tokenizers.decode(card, token_ids)

@@ -88,8 +88,8 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     all answer. `marks_are_special`: units must show special tokens for that.
     `call_marks` say how the model writes calls of tools; None: it is not known. `before_answer` is what may come before
     an answer that has a form (StructuredOutput.before); "": nothing. `reranker` is a text where the model is none: why.
-    `unserved_embeddings` says why its embeddings are not served; "": they are. `efforts` are those of reasoning that
-    the template knows; empty: any.
+    `unserved_embeddings` says why its embeddings are not served; "": they are. `declares_embeddings`: its checkpoint
+    says that it is made for them. `efforts` are those of reasoning that the template knows; empty: any.
     """
 
     call: int
@@ -103,6 +103,7 @@ class TokenizerLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     before_answer: str = ""
     reranker: RerankerHead | str = ""
     unserved_embeddings: str = ""
+    declares_embeddings: bool = False
     efforts: list[str] = []
 
 

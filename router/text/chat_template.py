@@ -66,10 +66,9 @@ class ChatTemplate:
         told = [_told(message) for message in messages]
         final = self._mark_end(told[-1], name) if continue_final_message else None
         rendered = self._compiled[name].render(
-            **{**self._special_tokens, **arguments},
+            **{"documents": None, **self._special_tokens, **arguments},
             messages=told,
             tools=list(tools) or None,
-            documents=None,
             add_generation_prompt=add_generation_prompt,
         )
         return rendered if final is None else _until_end(rendered, final)

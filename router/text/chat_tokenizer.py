@@ -13,7 +13,14 @@ from tokenizers import Tokenizer
 
 from pdmux_actor.errors import ModelLoadError
 from router.text.characters import characters_per_token
-from router.text.checkpoint_modules import MODULE_FILES, NOT_DECLARED, RerankerHead, reranker_head, unserved_embeddings
+from router.text.checkpoint_modules import (
+    MODULE_FILES,
+    NOT_DECLARED,
+    RerankerHead,
+    declares_embeddings,
+    reranker_head,
+    unserved_embeddings,
+)
 from router.text.shared_tokenizers import SharedTokenizers
 
 if TYPE_CHECKING:
@@ -80,8 +87,8 @@ _OTHERWISE = frozenset(
 class ChatTokenizer:
     """`chat_template`: one, or several by name. `named_tokens` are special tokens by what templates call them,
     `special_tokens` all of them. `digest` is that of the file whose models share `backend`; "": it is this model's.
-    `characters_per_token` as the function of that name says. `reranker` as `reranker_head`,
-    `unserved_embeddings` as the function says.
+    `characters_per_token`, `unserved_embeddings` and `declares_embeddings` as the functions of those names say,
+    `reranker` as `reranker_head`.
     """
 
     backend: Tokenizer
@@ -93,6 +100,7 @@ class ChatTokenizer:
     digest: str = ""
     reranker: RerankerHead | str = NOT_DECLARED
     unserved_embeddings: str = ""
+    declares_embeddings: bool = False
 
 
 def load_chat_tokenizer(source: str, revision: str | None, shared: SharedTokenizers) -> ChatTokenizer:
@@ -102,7 +110,12 @@ def load_chat_tokenizer(source: str, revision: str | None, shared: SharedTokeniz
     tokenizer = _by_transformers(source, revision) if read is None else read
     if folder is None:
         return tokenizer
-    return replace(tokenizer, reranker=reranker_head(folder), unserved_embeddings=unserved_embeddings(folder))
+    return replace(
+        tokenizer,
+        reranker=reranker_head(folder),
+        unserved_embeddings=unserved_embeddings(folder),
+        declares_embeddings=declares_embeddings(folder),
+    )
 
 
 def _downloaded(source: str, revision: str | None) -> Path | None:

@@ -14,7 +14,8 @@ MODULE_FILES = (
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
-_HEAD = ".LogitScore"  # how the type of that module ends, wherever the library keeps its class
+_POOLING = ".Pooling"
+_HEAD = ".LogitScore"  # how the types of modules end, wherever the library keeps its class
 # How sentence-transformers names them: whether the score becomes a probability.
 _ACTIVATIONS: Mapping[str, bool] = MappingProxyType(
     {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.linear.Identity": False}
@@ -84,6 +85,15 @@ def unserved_embeddings(folder: Path) -> str:
     except ValueError:
         pass  # it says nothing that can be read
     return ""
+
+
+def declares_embeddings(folder: Path) -> bool:
+    """Returns whether the checkpoint says that it is made for embeddings, of the kind that are served."""
+    try:
+        modules = _read(folder / "modules.json", list[_Module], [])
+    except ValueError:
+        return False
+    return any(module.type.endswith(_POOLING) for module in modules) and not unserved_embeddings(folder)
 
 
 def _pooling_modes(file: Path) -> tuple[str, ...]:

@@ -36,7 +36,6 @@ _OURS = frozenset(
         "continue_final_message",
         "conversation",
         "conversations",
-        "documents",
         "max_length",
         "messages",
         "padding",
@@ -80,6 +79,7 @@ class PromptEncoder:
         self.call_marks = call_marks(template, tokenizer.special_tokens)
         self.reranker = tokenizer.reranker
         self.unserved_embeddings = tokenizer.unserved_embeddings
+        self.declares_embeddings = tokenizer.declares_embeddings
         self.before_answer = before_answer(self._backend.token_to_id) if template == HARMONY else ""
 
     def render_chat(

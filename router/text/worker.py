@@ -96,6 +96,7 @@ class TextWorker:
             encoder.before_answer,
             encoder.reranker,
             encoder.unserved_embeddings,
+            encoder.declares_embeddings,
             encoder.efforts,
         )
 

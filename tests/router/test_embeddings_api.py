@@ -9,6 +9,7 @@ import numpy as np
 import openai
 import pytest
 from fake_unit import FakeUnit, fake_embedding, write_byte_tokenizer
+from tokenizers import Tokenizer, processors
 
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.serving.frames import Delta
@@ -71,6 +72,38 @@ async def test_input__of_every_kind__is_its_tokens(serve, given, prompts) -> Non
     assert reply.json()["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
+@pytest.mark.parametrize(
+    ("given", "extra", "prompt"),
+    [
+        ("abcdef", {"truncate_prompt_tokens": 4}, b"abcd"),
+        ("abcdef", {"truncate_prompt_tokens": 4, "truncation_side": "left"}, b"cdef"),
+        ("abc", {"truncate_prompt_tokens": 4}, b"abc"),
+        ([97, 98, 99], {"truncate_prompt_tokens": 2, "truncation_side": "right"}, b"ab"),
+        ("a" * 99, {"truncate_prompt_tokens": -1}, b"a" * 31),
+        ([97] * 99, {"truncate_prompt_tokens": -1}, b"a" * 31),
+    ],
+)
+async def test_input__is_cut_where_that_is_asked_for(serve, given, extra, prompt) -> None:
+    served = await serve(unit := FakeUnit(max_model_len=32))
+    reply = await post(served, input=given, **extra)
+    assert reply.status_code == 200, reply.text
+    assert [bytes(r.prompt_token_ids) for r in unit.requests] == [prompt]
+
+
+async def test_input__is_cut__what_the_tokenizer_puts_around_it_stays(serve, tmp_path) -> None:
+    served = await serve(unit := FakeUnit())
+    served.folder = write_byte_tokenizer(tmp_path / "ending")
+    file = served.folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    template = processors.TemplateProcessing(single="a $A <eos>", special_tokens=[("a", 97), ("<eos>", 256)])
+    tokenizer.post_processor = processors.Sequence([template])
+    tokenizer.save(str(file))
+    served.show(unit)
+    for side in ("right", "left"):
+        await post(served, input="bcdefg", truncate_prompt_tokens=4, truncation_side=side)
+    assert [r.prompt_token_ids for r in unit.requests] == [(97, 98, 99, 256), (97, 102, 103, 256)]
+
+
 async def test_dimensions__are_the_first_ones_normalised_again(serve) -> None:
     reply = await sdk(await serve(FakeUnit())).embeddings.create(model=MODEL, input="hi", dimensions=3)
     assert np.allclose(reply.data[0].embedding, expected("hi", 3), atol=1e-6)
@@ -97,6 +130,7 @@ async def test_dimensions__are_the_first_ones_normalised_again(serve) -> None:
         ({"input": "a", "dimensions": 0}, 400, "dimensions"),
         ({"input": "a", "dimensions": 9}, 400, "dimensions"),
         ({"input": "a", "dimension": 8}, 400, "dimension"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
         ({"input": "a", "model": "none"}, 404, "model"),
     ],
 )

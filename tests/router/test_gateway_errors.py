@@ -230,7 +230,8 @@ async def test_content_type__not_json__415(http) -> None:
 async def test_path_and_method__unknown__404_and_405_with_allow(http) -> None:
     assert_error(await http.post("/v1/images/generations", json={}), 404, "unknown_url")
     assert assert_error(await http.get("/v1/models/"), 404, "unknown_url")["message"].endswith("mean /v1/models?")
-    assert_error(await http.get("/v1/models/no/such"), 404, "model_not_found", "model")
+    for model in ("no/such", "demo/bytes%0A"):
+        assert_error(await http.get(f"/v1/models/{model}"), 404, "model_not_found", "model")
     wrong = await http.get("/v1/chat/completions")
     assert_error(wrong, 405, "method_not_supported")
     assert wrong.headers["allow"] == "POST"

@@ -5,8 +5,10 @@ import json
 import httpx
 import openai
 import pytest
-from fake_unit import FakeUnit
+from fake_unit import FakeUnit, write_byte_tokenizer
+from tokenizers import Tokenizer, processors
 
+from pdmux_actor.messages import StructuredKind
 from router.access.api_keys import KeyEntry, KeyRing, make_key
 from router.errors import InvalidRequest
 from router.openai.body import parse_body
@@ -147,13 +149,82 @@ async def test_priority__beyond_what_the_key_may__is_the_keys_and_the_answer_say
 def test_peer_parameter__would_change_the_answer__is_refused_by_its_name(name) -> None:
     schema = ChatCompletionRequest if name in ChatCompletionRequest.model_fields else CompletionRequest
     prompt = {"messages": HELLO} if schema is ChatCompletionRequest else {"prompt": "x"}
-    other = {"add_special_tokens": True, "add_generation_prompt": False, "separate_reasoning": False}
+    other = {"add_generation_prompt": False, "separate_reasoning": False}
     with pytest.raises(InvalidRequest) as refused:
         parse_body(json.dumps({"model": "m", **prompt, name: other.get(name, "on")}).encode(), schema)
 
     assert (refused.value.param, refused.value.code) == (name, None), "the table of errors says unsupported_parameter"
     assert "is not implemented" in refused.value.message
     assert parse_body(json.dumps({"model": "m", **prompt, name: None}).encode(), schema).model == "m"
+
+
+async def test_add_special_tokens__a_text_has_them_and_a_chat_not_unless_they_are_sent(talk, tmp_path) -> None:
+    folder = talk.served.folder = write_byte_tokenizer(tmp_path / "beginning")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    template = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 256)])
+    tokenizer.post_processor = processors.Sequence([template])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    talk.served.show(talk.unit)
+    for sent in ({}, {"add_special_tokens": False}, {"add_special_tokens": True}):
+        await talk.completions.create(model=MODEL, prompt="x", max_tokens=1, extra_body=sent)
+        await talk.chat.completions.create(**CHAT, extra_body=sent)
+
+    texts, chats = talk.unit.requests[::2], talk.unit.requests[1::2]
+    assert [r.prompt_token_ids for r in texts] == [(256, 120), (120,), (256, 120)]
+    assert [r.prompt_token_ids[0] for r in chats] == [PROMPT[0], PROMPT[0], 256]
+
+
+@pytest.mark.parametrize(
+    ("wish", "effort", "shown"),
+    [
+        ({"reasoning": {"effort": "high"}}, "high", True),
+        ({"reasoning": {"enabled": True}}, None, True),
+        ({"reasoning": {"enabled": False}}, "none", True),
+        ({"reasoning": {"effort": "low", "exclude": True}}, "low", False),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "high", True),
+        ({"reasoning": {"exclude": True}, "include_reasoning": True}, None, True),
+        ({"reasoning": {}}, None, True),
+        ({}, None, True),
+    ],
+)
+def test_reasoning__as_openrouter_writes_it__is_the_effort_and_whether_it_is_shown(wish, effort, shown) -> None:
+    request = chat_of(**wish)
+
+    assert (request.asked_effort, request.shows_reasoning) == (effort, shown)
+
+
+def test_reasoning__with_a_budget__is_refused_by_its_name() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat_of(reasoning={"max_tokens": 100})
+
+    assert refused.value.param == "reasoning.max_tokens"
+
+
+async def test_documents__come_into_a_template_that_reads_them(talk, tmp_path) -> None:
+    template = "{% for d in documents %}[{{ d.text }}]{% endfor %}{{ messages[0].content }}"
+    talk.served.folder = write_byte_tokenizer(tmp_path / "rag", chat_template=template)
+    talk.served.show(talk.unit)
+    await talk.chat.completions.create(**CHAT, extra_body={"documents": [{"text": "a"}, {"text": "b"}]})
+
+    assert bytes(talk.unit.requests[0].prompt_token_ids) == b"[a][b]hello"
+
+
+async def test_documents__template_reads_none__says_so(talk) -> None:
+    with pytest.raises(openai.BadRequestError, match="takes no 'documents'"):
+        await talk.chat.completions.create(**CHAT, extra_body={"documents": [{"text": "a"}]})
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "text"),
+    [
+        ({"json_schema": '{"type": "integer"}'}, StructuredKind.JSON_SCHEMA, '{"type":"integer"}'),
+        ({"structural_tag": '{"type": "structural_tag"}'}, StructuredKind.STRUCTURAL_TAG, '{"type": "structural_tag"}'),
+    ],
+)
+def test_form__by_sglangs_names__is_that_form(extra, kind, text) -> None:
+    form = parse_body(json.dumps({"model": "m", "prompt": "x", **extra}).encode(), CompletionRequest).structured_output
+
+    assert (form.kind, form.text, form.param) == (kind, text, next(iter(extra)))
 
 
 def test_peer_parameters__without_effect__change_nothing_that_is_sampled() -> None:
