@@ -76,11 +76,15 @@ def test_names__pool_that_is_called_as_the_head__has_a_budget_beside_the_heads(h
 
 
 def test_names__word_that_yaml_reads_as_truth__is_text(helm4: Helm, chart: Path) -> None:
-    manifests = minimal_objects(helm4, chart, {"fullnameOverride": "true"})
+    switched_on = {"enabled": True}
+    more = {"ingress": switched_on, "networkPolicy": switched_on, "monitoring": {"rules": switched_on}}
+    manifests = minimal_objects(helm4, chart, {"fullnameOverride": "true", **more})
     (job,), roles = of_kind(manifests, "Job"), of_kind(manifests, "Role")
+    named = {manifest["kind"] for manifest in manifests if manifest["metadata"]["name"] == "true"}
 
     assert job["spec"]["template"]["spec"]["containers"][0]["command"][-1] == "true"
     assert ["true"] in [rule.get("resourceNames") for role in roles for rule in role["rules"]]
+    assert named == {"RayService", "Ingress", "NetworkPolicy", "PrometheusRule", "ServiceAccount"}
 
 
 def test_names__long_release__stay_within_kuberays_limit(helm: Helm, chart: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from helm_runner import CHART, CI_VALUES, ROOT, TOOLS, Helm, objects_of, of_kind
+from helm_runner import CHART, CI_VALUES, ROOT, TOOLS, Helm, minimal_objects, objects_of, of_kind
 from metrics_probe import expositions
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -87,6 +87,35 @@ def test_alerts__situations__fire_as_they_should(file: Path, groups: dict[str, A
     (tmp_path / file.name).write_text(file.read_text())
 
     tested = promtool("test", "rules", tmp_path / file.name)
+
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@pytest.mark.parametrize("objective", [0.5, 0.9, 0.99])
+def test_slo_alerts__nearly_all_requests_miss__fire_whatever_the_objective(
+    helm4: Helm, chart: Path, objective: float, tmp_path: Path
+) -> None:
+    rendered = minimal_objects(helm4, chart, {"monitoring": {"rules": {"enabled": True, "sloObjective": objective}}})
+    (rule,) = of_kind(rendered, "PrometheusRule")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    where = f'{{job="{GATEWAY_JOB}",model="m",gateway="g"}}'
+    series = {"answers": "0+100x480", "requests_in_time": "0+1x480"}
+    burning = [{"labels": f'{{alertname="MuxfleetSloBurn{name}"}}', "value": 1} for name in ("Fast", "Slow")]
+    situation = {
+        "interval": "1m",
+        "input_series": [{"series": f"muxfleet_{n}_total{where}", "values": v} for n, v in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": "450m",
+                "exp_samples": [*burning, {"labels": '{alertname="MuxfleetGatewayDown"}', "value": 1}],
+            }
+        ],
+    }
+    test = {"rule_files": ["rules.yaml"], "evaluation_interval": "5m", "tests": [situation]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+
+    tested = promtool("test", "rules", tmp_path / "test.yaml")
 
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
