@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _LOAD_GB_PER_S = 2.0
 _MOST_TOLD = 8  # models that are not placed
+_CUT = {"interrupted": True}
 _LONG_S = 30.0  # of a run that would be worth to compile for
 
 
@@ -179,30 +180,41 @@ class _Session:
         """`workers` are for a sweep's rates, beside each other; a single run is divided among as many processes."""
         deployed = deploy_fleet(self._fleet, deployment, loads=self._loads)
         started_s = time.perf_counter()
+
+        def as_found(found: FleetOutcome | Sweep) -> _Found:
+            return _Found(
+                name=deployment.name,
+                unplaced=dict(deployed.unplaced),
+                num_units=deployed.num_units,
+                num_gpus=deployed.num_gpus,
+                found=found,
+                wall_s=time.perf_counter() - started_s,
+            )
+
         if not self._asked.swept_per_s:
-            found: FleetOutcome | Sweep = run_fleet_divided(
+            outcome = run_fleet_divided(
                 deployed,
                 self._stream,
                 self._options,
                 jobs=1 if workers is None else workers.jobs,
                 on_progress=self._progressed(deployment.name, self._stream, tell),
+                on_interrupt=lambda outcome: self._keep_part(as_found(outcome), outcome),
             )
-        else:
+            return as_found(outcome)
 
-            def run_at(rate_per_s: float, tell: Tell[RunProgressed]) -> FleetOutcome:
-                stream = self._asked.swept(self._fleet, self._stream, rate_per_s)
-                progressed = self._progressed(f"{deployment.name} at {rate_per_s:.3g}/s", stream, tell)
-                return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progressed)
+        def run_at(rate_per_s: float, tell: Tell[RunProgressed]) -> FleetOutcome:
+            stream = self._asked.swept(self._fleet, self._stream, rate_per_s)
+            progressed = self._progressed(f"{deployment.name} at {rate_per_s:.3g}/s", stream, tell)
+            return run_fleet(deployed, stream, self._options, give_up=is_hopeless, on_progress=progressed)
 
-            found = self._swept(deployment.name, RatesAhead(workers or Workers(1, tell), run_at))
-        return _Found(
-            name=deployment.name,
-            unplaced=dict(deployed.unplaced),
-            num_units=deployed.num_units,
-            num_gpus=deployed.num_gpus,
-            found=found,
-            wall_s=time.perf_counter() - started_s,
-        )
+        return as_found(self._swept(deployment.name, RatesAhead(workers or Workers(1, tell), run_at)))
+
+    def _keep_part(self, found: _Found, outcome: FleetOutcome) -> None:
+        """Shows what an interrupted run has found, and keeps it for JSON: nothing where no request had ended."""
+        if ended := outcome.total().requests:
+            self.report[found.name] = {**self._shown(replace(found, name=f"{found.name}, interrupted")), **_CUT}
+            so_far = f"interrupted: {ended} of {self._stream.count} requests had ended"
+            self._console.print(f"{so_far}; these are their figures alone", style="red", soft_wrap=True)
 
     def _swept(self, name: str, ahead: RatesAhead) -> Sweep:
         """Keeps the rates that have ended where it is interrupted: as a sweep that did not go on from there."""
@@ -217,7 +229,7 @@ class _Session:
             if ended:
                 cut = replace(sweep_rates(list(ended), ended.__getitem__, refinements=0), points=points_of(ended))
                 self._console.print(sweep_table(f"{name}, interrupted", cut))
-                self.report[name] = {**_sweep_dict(cut, {}), "interrupted": True}
+                self.report[name] = {**_sweep_dict(cut, {}), **_CUT}
             raise
 
     def _progressed(self, about: str, stream: RequestStream, tell: Tell[RunProgressed]) -> OnProgress:

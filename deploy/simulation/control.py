@@ -84,6 +84,9 @@ class ControlledFleet:
     def has(self, unit_id: str, model: str) -> bool:
         return self._units[unit_id].is_ready(model)
 
+    def has_died(self, unit_id: str) -> bool:
+        return self._units[unit_id].has_died
+
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return self._loop.status(now_s).decisions
 

@@ -6,7 +6,7 @@ no unit (`router/admission/rival_queues.py`). So parts find what the whole fleet
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,12 +36,15 @@ def run_fleet_divided(
     *,
     jobs: int,
     on_progress: OnProgress | None = None,
+    on_interrupt: Callable[[FleetOutcome], None] | None = None,
 ) -> FleetOutcome:
-    """Finds what `run_fleet` finds, with up to `jobs` processes where the fleet and the stream can be divided."""
+    """Finds what `run_fleet` finds, with up to `jobs` processes where the fleet and the stream can be divided; what
+    those have found so far is not known where it is interrupted.
+    """
     parts = _parts(deployed, stream, options, jobs * _PARTS_PER_JOB) if jobs > 1 else ()
     if len(parts) > 1:
         return _joined(_run_parts(parts, stream, options, jobs, on_progress), deployed, stream)
-    return run_fleet(deployed, stream, options, on_progress=on_progress)
+    return run_fleet(deployed, stream, options, on_progress=on_progress, on_interrupt=on_interrupt)
 
 
 def _parts(deployed: DeployedFleet, stream: RequestStream, options: RunOptions, most: int) -> Sequence[DeployedFleet]:

@@ -116,6 +116,16 @@ class FleetRun:
                     self._gave_up = True
                     break
         self._tell_progress()
+        return self._outcome()
+
+    def outcome_so_far(self) -> FleetOutcome:
+        """Returns what a run that is not gone on with has found, as if only those requests had come that have ended."""
+        self._gave_up = True
+        for statistics in self.statistics.values():
+            statistics.requests = statistics.finished + statistics.rejected + statistics.failed
+        return self._outcome()
+
+    def _outcome(self) -> FleetOutcome:
         return FleetOutcome(
             models=self.statistics,
             duration_s=self.agenda.clock.now_s if self._gave_up or self._open else self._last_end_s,
@@ -249,7 +259,11 @@ class FleetRun:
             opened.output_tokens += num_tokens
 
     def _let_go(self, opened: OpenRequest, finish: FinishReason, now_s: float) -> None:
-        if self._view_updates.moves_models and self._is_given_back(opened, finish):
+        may_go_on = self._view_updates.moves_models and self._is_given_back(opened, finish)
+        if may_go_on:
+            opened.note_loss(died=self._view_updates.has_died(opened.unit_id))
+            may_go_on = opened.may_go_on(self._limits)
+        if may_go_on:
             self.agenda.at(now_s, partial(self._go_on, opened))
         else:
             del self._open[opened.request.request_id]
@@ -272,6 +286,7 @@ class FleetRun:
         rest = replace(opened.request, output_token_ids=told)
         if choice is not None and self._of_id[choice.unit_id].submit(rest):
             opened.unit_id, opened.homeless_since_s = choice.unit_id, None
+            opened.tokens_before = opened.output_tokens
         elif now_s - since_s >= self._patience_s(opened):
             del self._open[opened.request.request_id]
             self._end(opened, FinishReason.ERROR)

@@ -58,6 +58,7 @@ class LeasedUnit:
         self.identity = identity
         self.design = design
         self.is_stale = True
+        self.has_died = False  # and the next one, which will be this object, has no lease yet
         self.loadable = loadable
         self._agenda = agenda
         self._on_tokens = on_tokens
@@ -85,6 +86,7 @@ class LeasedUnit:
 
     def die(self) -> int:
         """Loses all that it holds, as its node is gone; returns how many requests go on elsewhere for it."""
+        self.has_died = True
         cut = sum(held.open_requests for held in self._held.values())
         self._wanted, self._may_sleep = {}, frozenset()
         self._asleep.clear()
@@ -141,6 +143,7 @@ class LeasedUnit:
 
     def obey(self, lease: Lease) -> None:
         """Applies a lease that is newer than the last."""
+        self.has_died = False
         if lease.version <= self._version:
             return
         self._version = lease.version

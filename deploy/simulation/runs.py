@@ -62,7 +62,9 @@ def run_fleet(
     give_up: Callable[[FleetRun], bool] | None = None,
     on_progress: OnProgress | None = None,
     on_outcome: Callable[[RequestOutcome], None] | None = None,
+    on_interrupt: Callable[[FleetOutcome], None] | None = None,
 ) -> FleetOutcome:
+    """`on_interrupt` hears what was measured of the requests that had ended, before KeyboardInterrupt goes on."""
     with _seldom_collected():
         run = FleetRun(
             models=deployed.models,
@@ -77,7 +79,12 @@ def run_fleet(
             view_updates=deployed.view_updates,
             on_outcome=on_outcome,
         )
-        return run.run()
+        try:
+            return run.run()
+        except KeyboardInterrupt:
+            if on_interrupt is not None:
+                on_interrupt(run.outcome_so_far())
+            raise
 
 
 @contextmanager

@@ -35,6 +35,10 @@ class ViewUpdates(Protocol):
         """Ready on that unit now."""
         ...
 
+    def has_died(self, unit_id: str) -> bool:
+        """Says whether what the unit held was lost with it, and not given back."""
+        ...
+
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]: ...
 
     def node_use(self, now_s: float) -> NodeUse | None:
@@ -77,6 +81,9 @@ class FixedPlan:
 
     def has(self, unit_id: str, model: str) -> bool:
         return True
+
+    def has_died(self, unit_id: str) -> bool:
+        return False
 
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return ()

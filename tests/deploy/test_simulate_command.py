@@ -1,7 +1,8 @@
 """`muxfleet simulate` says what it was given, and where its figures stand on little."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import yaml
 from deploy.commands import simulate as simulate_module
 from deploy.commands.table_cells import few_requests_line
 from deploy.simulation.fleet_outcome import FleetOutcome
+from deploy.simulation.fleet_run import FleetRun
+from pdmux_actor.messages import TokenEvent
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "simulated-8gpu.yaml"
 Run = Callable[..., tuple[int, str, str]]
@@ -104,6 +107,39 @@ def test_simulate__interrupted_in_the_second_policy__figures_of_the_first_are_ke
 
     assert (code, err) == (130, "")
     assert list(json.loads((tmp_path / "run.json").read_text())["deployments"]) == ["mux"]
+
+
+def test_simulate__single_run_interrupted__shows_and_keeps_what_had_ended(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: FleetRun, events: Sequence[TokenEvent]) -> None:
+        on_tokens(self, events)
+        if sum(s.finished for s in self.statistics.values()) == 5:
+            raise KeyboardInterrupt
+
+    on_tokens = FleetRun._on_tokens
+    monkeypatch.setattr(FleetRun, "_on_tokens", interrupted)
+    code, out, err = run("simulate", EXAMPLE, "--duration", 3, "--json", tmp_path / "run.json")
+    found = json.loads((tmp_path / "run.json").read_text())["deployments"]["mux"]
+
+    assert (code, err) == (130, "")
+    assert re.search(r"interrupted: 5 of \d+ requests had ended; these are their figures alone", out)
+    assert found["interrupted"]
+    assert (found["total"]["requests"], found["total"]["finished"], found["total"]["lost"]) == (5, 5, 0)
+    assert found["total"]["ttft_s"]["p50"] > 0
+
+
+def test_simulate__interrupted_before_any_request_ended__leaves_no_figures(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: FleetRun, events: Sequence[TokenEvent]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FleetRun, "_on_tokens", interrupted)
+    code, _, err = run("simulate", EXAMPLE, "--duration", 3, "--json", tmp_path / "run.json")
+
+    assert (code, err) == (130, "")
+    assert not (tmp_path / "run.json").exists()
 
 
 def test_simulate__table_and_json__say_the_same(run: Run, tmp_path: Path) -> None:

@@ -58,3 +58,24 @@ def test_spot__no_notice__requests_that_are_cut_go_on_elsewhere() -> None:
     assert use.cut > 0
     assert total.finished + total.rejected + total.failed == total.requests
     assert total.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "ends"),
+    [
+        (GatewayLimits(hold_s=60.0, max_attempts=100, max_deaths=100), {"finished": 1, "failed": 0}),
+        (GatewayLimits(hold_s=60.0), {"finished": 0, "failed": 1}),
+    ],
+)
+def test_spot__nodes_die_under_a_long_answer__ends_after_as_many_as_the_gateway_allows(
+    limits: GatewayLimits, ends: dict[str, int]
+) -> None:
+    spot = "spot: {price_per_hour: 0.4, lost_every_s: 60, notice_s: 0}, schedule: [{nodes: 3}]"
+    deployed = deploy_fleet(fleet(spot), MUX, loads=LoadTimes(bytes_per_s=1e12))
+    record = TraceRecord(arrival_s=0.0, input_tokens=100, output_tokens=7900, model="a")
+    stream = RequestStream(name="one", records=lambda: iter([record]), block_tokens=None, count=1, span_s=0.0)
+    outcome = run_fleet(deployed, stream, RunOptions(limits=limits, gateways=1))
+
+    assert outcome.node_use is not None
+    assert outcome.node_use.cut >= limits.max_attempts or ends["finished"]
+    assert {name: getattr(outcome.total(), name) for name in ends} == ends
