@@ -342,11 +342,10 @@ class ModelQueue:
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
             if not sequence.request.output_token_ids:  # its first token came from another unit
-                late = now_s - sequence.arrival_s > slo.ttft_s
+                ttft_s = now_s - sequence.arrival_s
                 for counts in counted:
-                    counts.first_tokens += 1
-                    counts.first_tokens_met += not late
-                if late:
+                    counts.note_first_token(ttft_s, slo.ttft_s)
+                if ttft_s > slo.ttft_s:
                     self._note_late(sequence)
 
     def note_gaps(self, told: Sequence[TokenSequence], late: Iterable[TokenSequence], num_tokens: int) -> None:

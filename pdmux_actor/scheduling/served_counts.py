@@ -7,7 +7,8 @@ from dataclasses import dataclass
 @dataclass(slots=True, eq=False)
 class ServedCounts:
     """`requests` are those that ended: with their tokens, or late before; `requests_met`, of those, had the first token
-    and every gap in time. `first_tokens_met` came within the request's TTFT target.
+    and every gap in time. `first_tokens_met` came within the request's TTFT target; `ttfts_of_target` sums TTFT over
+    that target.
     """
 
     prompt_tokens: int = 0
@@ -16,10 +17,16 @@ class ServedCounts:
     preemptions: int = 0
     first_tokens: int = 0
     first_tokens_met: int = 0
+    ttfts_of_target: float = 0.0
     gaps: int = 0
     gaps_met: int = 0
     requests: int = 0
     requests_met: int = 0
+
+    def note_first_token(self, ttft_s: float, target_s: float) -> None:
+        self.first_tokens += 1
+        self.first_tokens_met += ttft_s <= target_s
+        self.ttfts_of_target += ttft_s / target_s
 
     def add(self, other: "ServedCounts", times: int = 1) -> None:
         self.prompt_tokens += times * other.prompt_tokens
@@ -28,6 +35,7 @@ class ServedCounts:
         self.preemptions += times * other.preemptions
         self.first_tokens += times * other.first_tokens
         self.first_tokens_met += times * other.first_tokens_met
+        self.ttfts_of_target += times * other.ttfts_of_target
         self.gaps += times * other.gaps
         self.gaps_met += times * other.gaps_met
         self.requests += times * other.requests

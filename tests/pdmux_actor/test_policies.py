@@ -163,6 +163,25 @@ def test_preemption__short_prompt_behind_a_waiting_one__waits_for_both_unless_an
     assert any_prompt.event_times_s == pytest.approx([0.02025 + 0.003, 0.081 + 0.003, 0.081 + 0.003 + 0.061])
 
 
+def test_preemption__late_batch_under_short_prompts_without_end__makes_way_once():
+    """Each short one takes 3 ms, the next one comes after 3 ms: all of the time, were the long one to wait for them."""
+    events = [
+        (0.0, Arrival(make_request("long", prompt_tokens=400, max_tokens=1, ttft_s=0.001))),
+        *(
+            (
+                0.002 + 0.003 * i,
+                Arrival(make_request(f"s{i}", prompt_tokens=10, max_tokens=1, ttft_s=0.03, first=i + 3)),
+            )
+            for i in range(60)
+        ),
+    ]
+    settings = replace(PLAIN, solo_slice_s=0.01, any_prompt_preempts=True)
+    order = first_tokens(VirtualEngine(events, policy="muxwise", quota_blocks=1200, settings=settings).run())
+
+    assert order[0].startswith("s")
+    assert order.index("long") < 20
+
+
 def test_preemption__of_the_preempting_batch__does_not_happen():
     events = [
         (0.0, Arrival(make_request("long", prompt_tokens=400, max_tokens=1, ttft_s=3.0))),

@@ -87,6 +87,18 @@ def test_semi_pd__first_tokens_late_and_gaps_early__prefill_gets_more_within_win
     assert "partition prefill 7 decode 1" in partitions
 
 
+def test_semi_pd__late_first_tokens_of_requests_that_have_ended__count():
+    """Each is answered with one token before the next comes: none runs, and none waits, when a window ends."""
+    events = [
+        (0.05 * i, Arrival(make_request(f"r{i}", prompt_tokens=200, max_tokens=1, ttft_s=0.001, first=i)))
+        for i in range(1, 60)
+    ]
+    engine = VirtualEngine(events, policy="semi_pd", quota_blocks=600, num_sms=8).run()
+    partitions = [line for line in launches(engine) if line.startswith("partition")]
+
+    assert "partition prefill 7 decode 1" in partitions
+
+
 def test_semi_pd__late_prompts_wait_behind_some_that_have_time__prefill_gets_more():
     events = [
         (0.0, Arrival(make_request("decoding", max_tokens=300, tbt_s=0.05))),
@@ -94,7 +106,7 @@ def test_semi_pd__late_prompts_wait_behind_some_that_have_time__prefill_gets_mor
             (0.02, Arrival(make_request(f"early{i}", prompt_tokens=200, max_tokens=2, ttft_s=1000.0)))
             for i in range(80)
         ),
-        *((0.03, Arrival(make_request(f"late{i}", prompt_tokens=200, max_tokens=2, ttft_s=0.1))) for i in range(5)),
+        *((0.03, Arrival(make_request(f"late{i}", prompt_tokens=200, max_tokens=2, ttft_s=0.1))) for i in range(10)),
     ]
     settings = replace(PLAIN, max_batch_tokens=200)
     engine = VirtualEngine(events, policy="semi_pd", quota_blocks=600, num_sms=8, settings=settings).run()

@@ -36,6 +36,7 @@ class SemiPd:
         self._undivided = PrefillFirst()
         self._share: int | None = None
         self._window_start_s: float | None = None
+        self._counted: dict[str, tuple[int, float]] = {}  # first tokens by model and their TTFTs, at its start
 
     def choose(self, state: UnitState, now_s: float) -> Sequence[Action]:
         share = self._share or fixed_decode_share(state.device, state.settings.static_decode_share)
@@ -44,11 +45,23 @@ class SemiPd:
         if self._window_start_s is None:
             self._window_start_s = now_s
         if now_s - self._window_start_s >= _WINDOW_S:
-            ttft, tpot = _measured(state, self._window_start_s, now_s)
-            share = moved_share(state.device, share, ttft=ttft, tpot=tpot)
+            share = moved_share(state.device, share, ttft=self._ttft(state, now_s), tpot=_tpot(state))
             self._window_start_s = now_s
         self._share = share
         return self._lanes.act(state, share)
+
+    def _ttft(self, state: UnitState, now_s: float) -> float:
+        """Mean of TTFT over target, of first tokens since this was asked last and of prompts that are late."""
+        counts = {model: queue.counts for model, queue in state.queues.items()}
+        before, self._counted = self._counted, {m: (c.first_tokens, c.ttfts_of_target) for m, c in counts.items()}
+        overdue = [ratio for queue in state.queues.values() for ratio in _overdue(queue, now_s)]
+        number, ratios = len(overdue), sum(overdue)
+        for model, (first_tokens, of_target) in self._counted.items():
+            known, known_ratios = before.get(model, (0, 0.0))
+            if known > first_tokens:  # the model has left and come back
+                known, known_ratios = 0, 0.0
+            number, ratios = number + first_tokens - known, ratios + of_target - known_ratios
+        return ratios / number if number else 0.0
 
 
 POLICY = PolicyEntry(
@@ -72,20 +85,16 @@ def moved_share(device: DeviceSpec, decode_sms: int, *, ttft: float, tpot: float
     return max(decode_sms, max((sms for sms in shares if sms <= most), default=decode_sms))
 
 
-def _measured(state: UnitState, start_s: float, now_s: float) -> tuple[float, float]:
-    """Means of TTFT and TPOT over target: of first tokens since `start_s`, and of running sequences."""
-    ttfts = [ratio for queue in state.queues.values() for ratio in _ttfts(queue, start_s, now_s)]
-    tpots = [ratio for queue in state.queues.values() for ratio in _tpots(queue)]
-    return _mean(ttfts), _mean(tpots)
-
-
-def _ttfts(queue: ModelQueue, start_s: float, now_s: float) -> Iterator[float]:
-    for sequence in queue.running:
-        if sequence.first_token_s is not None and sequence.first_token_s >= start_s and not sequence.gives_way:
-            yield (sequence.first_token_s - sequence.arrival_s) / sequence.request.slo.ttft_s
+def _overdue(queue: ModelQueue, now_s: float) -> Iterator[float]:
     for sequence in queue.waiting:  # targets differ, and what was preempted comes first: any of them may be late
         if now_s > sequence.first_token_due_s and not sequence.gives_way:
             yield (now_s - sequence.arrival_s) / sequence.request.slo.ttft_s
+
+
+def _tpot(state: UnitState) -> float:
+    """Mean of TPOT over target, of running sequences."""
+    ratios = [ratio for queue in state.queues.values() for ratio in _tpots(queue)]
+    return sum(ratios) / len(ratios) if ratios else 0.0
 
 
 def _tpots(queue: ModelQueue) -> Iterator[float]:
@@ -94,7 +103,3 @@ def _tpots(queue: ModelQueue) -> Iterator[float]:
         gaps = sequence.num_output_tokens - len(sequence.request.output_token_ids) - 1
         if first_s is not None and last_s is not None and gaps > 0 and not sequence.gives_way:
             yield (last_s - first_s) / gaps / sequence.request.slo.tbt_s
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return sum(ratios) / len(ratios) if ratios else 0.0

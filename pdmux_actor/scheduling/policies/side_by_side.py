@@ -245,7 +245,8 @@ def preempting_prompt(state: UnitState, now_s: float, sms: int, *, any_prompt: b
     A batch that will not make its own in any case has nothing to lose, and one that costs more requests their first
     token than it has itself goes behind them; one that gives way does so to any prompt. Not recursive: a batch that has
     preempted is not preempted itself. Of several such prompts the most urgent. `any_prompt`: not only those that are
-    next, but all that wait (MuxWise §3.4.2 speaks of a batch that arrives).
+    next, but all that wait (MuxWise §3.4.2 speaks of a batch that arrives); of so many there is always one, so a batch
+    that has made way and is late does not do so again.
     """
     batch = state.batch
     if not state.settings.preempt_prefill or batch is None or state.suspended is not None or batch.in_flight:
@@ -255,6 +256,8 @@ def preempting_prompt(state: UnitState, now_s: float, sms: int, *, any_prompt: b
     remaining_s = batch_left_s(state, sms)
     batch_slack_s = batch.first_token_due_s - now_s
     keeps_its_own = remaining_s <= batch_slack_s and not batch.is_put_back
+    if any_prompt and batch.was_preempted and not keeps_its_own and not batch.gives_way:
+        return None
     chosen, chosen_slack_s = None, float("inf")
     for queue, prompt in _all_prompts(state) if any_prompt else _next_prompts(state):
         if prompt.gives_way:
