@@ -30,11 +30,17 @@ _SLO_SCALE = 5.0  # the paper's: a request may take so many times what it takes 
 _HORIZON = 4.0  # longest deadlines, for queues to grow
 _STAGES = (1, 2, 4, 8)
 _RULE = "solver alpaserve places what brings most requests in time in its simulation; use solver search"
+_RULE_CUT_SHORT = (
+    "solver alpaserve ran out of time: the required replicas went to the groups with least to do, without its "
+    "simulation; give it more with --time-budget, or use solver search"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlpaServeSolver:
-    """`most_requests`: of each simulation. `is_time_up` ends the search with the best so far."""
+    """`most_requests`: of each simulation. `is_time_up` ends the search with the best so far; replicas that models must
+    have are placed all the same.
+    """
 
     estimator: Estimator = field(default_factory=Estimator)
     is_time_up: IsTimeUp = lambda: False
@@ -58,11 +64,12 @@ class AlpaServeSolver:
         alone_s = [min([f.alone_s[m] for f in fillings if m in f.alone_s], default=0.0) for m in range(len(models))]
         deadlines_s = {model: _SLO_SCALE * seconds for model, seconds in enumerate(alone_s)}
         for filling in fillings:
-            if best is not None and self.is_time_up():
+            if best is not None and best[0][0] == 0 and self.is_time_up():
                 break
             merit = filling.fill(deadlines_s, self)
             if best is None or merit > best[0]:
-                plan = plan_of_packing(filling.packing, dict(enumerate(filling.units)), rule=_RULE)
+                rule = _RULE_CUT_SHORT if filling.is_cut_short else _RULE
+                plan = plan_of_packing(filling.packing, dict(enumerate(filling.units)), rule=rule)
                 best = merit, FleetPlan(units=tuple(filling.units), plan=plan)
         assert best is not None, "there is a partition, and one stage"
         return best[1]
@@ -125,6 +132,7 @@ class _Filling:
         self.alone_s = {m: min([t[m].seconds(1) for t in self._times if m in t]) for m in {*chain(*self._times)}}
         self._deadlines_s: Mapping[int, float] = {}
         self._arrivals: Sequence[Arrival] = ()
+        self.is_cut_short = False
 
     def fill(self, deadlines_s: Mapping[int, float], solver: AlpaServeSolver) -> tuple[int, int]:
         """Returns how good the best filling is, which the packing then has: replicas missing, negative, and requests in
@@ -138,10 +146,29 @@ class _Filling:
             merit = (-self._missing(), sum(outcome.in_time.values()))
             if best is None or merit > best[0]:
                 best = merit, self.packing.snapshot()
-            if merit == (0, len(self._arrivals)) or solver.is_time_up() or not self._add_replica(outcome):
+            self.is_cut_short = solver.is_time_up()
+            if merit == (0, len(self._arrivals)) or self.is_cut_short or not self._add_replica(outcome):
                 break
         self.packing.restore(best[1])
-        return best[0]
+        if not self.is_cut_short or self._missing() == 0:
+            return best[0]
+        self._place_required()
+        return -self._missing(), best[0][1]
+
+    def _place_required(self) -> None:
+        """The largest first, without a simulation: what is busy is summed."""
+        models = self._instance.models
+        for model in sorted(range(len(models)), key=lambda m: (-models[m].spec.weight_bytes, m)):
+            wanted = models[model].min_replicas
+            while len(self.packing.homes[model]) < wanted and self._put_on_idlest(model, self._summed_load()):
+                pass
+
+    def _summed_load(self) -> list[float]:
+        """Returns the share of its time that each group works on single requests."""
+        return [
+            sum(rate * times[model].seconds(1) for model, rate in self.packing.parts[unit].items()) / stages
+            for unit, (times, stages) in enumerate(zip(self._times, self._stages, strict=True))
+        ]
 
     def _missing(self) -> int:
         """Counts those of models that no group here holds, too: groups of another size may."""
@@ -162,15 +189,18 @@ class _Filling:
             and (outcome.missed.get(m, 0) > 0 or len(homes[m]) < model.min_replicas)
         ]
         load = [busy_s / stages for busy_s, stages in zip(outcome.busy_s, self._stages, strict=True)]
-        for _, _, model in sorted(wanted):
-            rate_per_s = float(self._instance.rates_per_s[model])
-            for unit in sorted(range(len(load)), key=lambda u: (load[u], u)):
-                parts = self.packing.parts[unit]
-                fits = model not in parts and model in self._times[unit]
-                if fits and self.packing.factor_of(unit, {**parts, model: rate_per_s}) >= 0:
-                    self.packing.put(unit, model, rate_per_s)
-                    self._spread(model)
-                    return True
+        return any(self._put_on_idlest(model, load) for _, _, model in sorted(wanted))
+
+    def _put_on_idlest(self, model: int, load: Sequence[float]) -> bool:
+        """Returns whether it fitted anywhere."""
+        rate_per_s = float(self._instance.rates_per_s[model])
+        for unit in sorted(range(len(load)), key=lambda u: (load[u], u)):
+            parts = self.packing.parts[unit]
+            fits = model not in parts and model in self._times[unit]
+            if fits and self.packing.factor_of(unit, {**parts, model: rate_per_s}) >= 0:
+                self.packing.put(unit, model, rate_per_s)
+                self._spread(model)
+                return True
         return False
 
     def _spread(self, model: int) -> None:

@@ -1,7 +1,9 @@
 """The first solver: the hottest model first onto the unit with the most free memory, and what sits well stays."""
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from placement.estimation.memory import bytes_for_models, pool_blocks_beside, resident_bytes_on, runs_on
 from placement.estimation.problem_arrays import Estimator
@@ -15,6 +17,8 @@ from profiler.native_refusal import NativeDevice
 
 _Shape = tuple[int, LaunchLimits, NativeDevice | None]
 """What of a unit decides whether a model runs there and how much memory it takes: GPUs, what a launch holds, engine."""
+_Homes = Mapping[str, frozenset[str]]
+"""Units by model."""
 
 
 class MemoryGreedySolver:
@@ -25,8 +29,9 @@ class MemoryGreedySolver:
     """
 
     def solve(self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> Plan:
-        best = _best_packing(units, models, current)
-        while (better := _best_packing(units, models, best.plan())).unserved() < best.unserved():
+        homes = {} if current is None else {m.model: frozenset(current.units_of(m.model)) for m in models}
+        best = _best_packing(units, models, homes)
+        while (better := _best_packing(units, models, best.homes())).unserved() < best.unserved():
             best = better
         return best.plan()
 
@@ -43,7 +48,7 @@ SOLVER = SolverEntry(
 )
 
 
-def _best_packing(units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None) -> "_Packing":
+def _best_packing(units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: _Homes) -> "_Packing":
     """By popularity, by size, and each again with leave to evict surplus replicas; the first of equally good ones."""
     by_popularity = sorted(models, key=lambda m: (-m.demand.rate_per_s, m.model))
     by_size = sorted(models, key=lambda m: (-m.spec.weight_bytes, m.model))
@@ -74,16 +79,21 @@ class _Packing:
     """Units being filled, with models in order of precedence."""
 
     def __init__(
-        self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: Plan | None, *, may_evict: bool
+        self, units: Sequence[UnitCapacity], models: Sequence[PlacementModel], current: _Homes, *, may_evict: bool
     ) -> None:
         self._units = {u.unit_id: u for u in sorted(units, key=lambda u: u.unit_id)}
         self._models = {m.model: m for m in models}
         self._bytes = _needed_bytes(units, models)
+        self._least_bytes: dict[str, int] = {}  # of a model, on whatever unit; without those that run on none
+        for (name, _), needed_bytes in self._bytes.items():
+            self._least_bytes[name] = min(needed_bytes, self._least_bytes.get(name, needed_bytes))
+        self._may_sleep = {name for unit in units for name in unit.asleep}
         self._held: dict[str, list[str]] = {unit_id: [] for unit_id in self._units}
         self._free_bytes = {unit_id: bytes_for_models(unit) for unit_id, unit in self._units.items()}
+        self._by_free_memory = sorted((-free_bytes, unit_id) for unit_id, free_bytes in self._free_bytes.items())
         self._replicas = dict.fromkeys(self._models, 0)
         for model in models:
-            self._keep(model, current)
+            self._keep(model, current.get(model.model, frozenset()))
         self._fill(lambda m: min(1, m.min_replicas), may_evict=may_evict)
         self._fill(lambda m: m.min_replicas, may_evict=may_evict)
         self._fill(lambda m: m.max_replicas, may_evict=False)
@@ -94,12 +104,18 @@ class _Packing:
         missing = sum(max(0, m.min_replicas - self._replicas[m.model]) for m in self._models.values())
         return math.fsum(m.demand.rate_per_s for m in absent), len(absent), missing
 
+    def homes(self) -> _Homes:
+        homes = {model: set[str]() for model in self._models}
+        for unit_id, held in self._held.items():
+            for model in held:
+                homes[model].add(unit_id)
+        return {model: frozenset(units) for model, units in homes.items()}
+
     def plan(self) -> Plan:
         return Plan(units=tuple(self._unit_plans()), unplaced=dict(sorted(self._refusals())))
 
-    def _keep(self, model: PlacementModel, current: Plan | None) -> None:
-        homes = current.units_of(model.model) if current is not None else ()
-        for unit_id in sorted(set(homes) & set(self._units)):
+    def _keep(self, model: PlacementModel, homes: frozenset[str]) -> None:
+        for unit_id in sorted(homes & self._units.keys()):
             if self._replicas[model.model] < model.max_replicas and self._fits(unit_id, model):
                 self._put(unit_id, model.model)
 
@@ -118,29 +134,42 @@ class _Packing:
 
     def _put(self, unit_id: str, model: str) -> None:
         self._held[unit_id].append(model)
-        self._free_bytes[unit_id] -= self._bytes[model, _shape(self._units[unit_id])]
+        self._change_free(unit_id, -self._bytes[model, _shape(self._units[unit_id])])
         self._replicas[model] += 1
 
     def _take(self, unit_id: str, model: str) -> None:
         self._held[unit_id].remove(model)
-        self._free_bytes[unit_id] += self._bytes[model, _shape(self._units[unit_id])]
+        self._change_free(unit_id, self._bytes[model, _shape(self._units[unit_id])])
         self._replicas[model] -= 1
+
+    def _change_free(self, unit_id: str, num_bytes: int) -> None:
+        """Keeps the units in the order of their free memory."""
+        del self._by_free_memory[bisect_left(self._by_free_memory, (-self._free_bytes[unit_id], unit_id))]
+        self._free_bytes[unit_id] += num_bytes
+        insort(self._by_free_memory, (-self._free_bytes[unit_id], unit_id))
 
     def _roomiest(self, model: PlacementModel) -> str | None:
         """Where its weights sleep before others."""
-        units = sorted(self._by_free_memory(), key=lambda u: self._units[u].asleep.get(model.model, math.inf))
+        units = self._with_bytes(self._least_bytes.get(model.model, math.inf))
+        if model.model in self._may_sleep:
+            units = iter(sorted(units, key=lambda u: self._units[u].asleep.get(model.model, math.inf)))
         return next((u for u in units if self._fits(u, model)), None)
 
-    def _by_free_memory(self) -> list[str]:
-        return sorted(self._units, key=lambda u: (-self._free_bytes[u], u))
+    def _with_bytes(self, least_bytes: float) -> Iterator[str]:
+        """Yields units with so much free memory, those with the most first."""
+        return (unit_id for _, unit_id in takewhile(lambda place: -place[0] >= least_bytes, self._by_free_memory))
 
     def _evict_for(self, model: PlacementModel, wanted: Callable[[PlacementModel], int]) -> str | None:
         """Takes replicas beyond what their models want now off one unit, those of least precedence first."""
         precedence = list(self._models)
-        for unit_id in self._by_free_memory():
+        for _, unit_id in tuple(self._by_free_memory):
             if model.model in self._held[unit_id]:
                 continue
             surplus = [m for m in self._held[unit_id] if self._replicas[m] > wanted(self._models[m])]
+            shape = _shape(self._units[unit_id])
+            freed_bytes = self._free_bytes[unit_id] + sum(self._bytes[m, shape] for m in surplus)
+            if not surplus or freed_bytes < self._bytes.get((model.model, shape), math.inf):
+                continue
             victims = sorted(surplus, key=precedence.index, reverse=True)
             for victim in victims:
                 self._take(unit_id, victim)

@@ -1,6 +1,7 @@
 """AlpaServe's simulation and its greedy placement, on sums by hand."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -124,6 +125,25 @@ def test_partition__larger_groups_are_faster__slow_ones_are_not_given_more_time(
 
     assert len(given) > 4
     assert len({*given}) == 1
+
+
+def test_time_is_up__at_once__required_replicas_are_placed_and_spread_all_the_same() -> None:
+    models = [make_model(name, rate_per_s=1.0, max_replicas=2) for name in "abcd"]
+    models[0] = replace(models[0], min_replicas=2)
+    units = [make_unit(u, memory_mib=1 << 14, total_blocks=1 << 16, device=A100_80G) for u in ("u0", "u1")]
+
+    plan = AlpaServeSolver(estimator=COUNTED, is_time_up=lambda: True).solve(units, models, None)
+
+    assert_sound(plan, units, models)
+    assert plan.unplaced == {}
+    assert plan.units_of("a") == ("u0", "u1")
+    assert sorted(len(u.models) for u in plan.units) == [2, 3]
+
+
+def test_time_is_up__small_groups_do_not_hold_a_model__larger_ones_are_still_tried() -> None:
+    layout = AlpaServeSolver(is_time_up=lambda: True).lay_out([nodes(1)], [llm("large", LLAMA_65B, rate_per_s=0.1)])
+
+    assert layout.plan.unplaced == {}
 
 
 @settings(max_examples=15, deadline=None)
