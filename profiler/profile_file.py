@@ -103,13 +103,22 @@ def _profile(head: Mapping[str, Any], rows: list[dict[str, Any]]) -> Profile:
 
 def _check(number: int, row: Mapping[str, Any]) -> None:
     """Raises ValueError: what is fitted to the rows would not say which of them it cannot use."""
-    beside = _BESIDE_COLUMNS if row["beside_sms"] is not None else ()
-    for name in (*_SHAPE_COLUMNS, *beside):
-        least = 1 if name.endswith("sms") else 0
-        if row[name] is None or row[name] < least:
-            raise ValueError(f"row {number}: {name} is {row[name]}, not {least} or more")
+    for prefix in ("", "beside_") if row["beside_sms"] is not None else ("",):
+        _check_shape(number, row, prefix)
     if row["seconds"] is None or not 0 < row["seconds"] < math.inf:
         raise ValueError(f"row {number}: seconds is {row['seconds']}, no time that a launch can take")
+
+
+def _check_shape(number: int, row: Mapping[str, Any], prefix: str) -> None:
+    """Raises ValueError: no launch is like that. A sequence that decodes has a prompt behind it."""
+    has_prompts, has_sequences = bool(row[f"{prefix}prompts"]), bool(row[f"{prefix}sequences"])
+    least_of = {"sms": 1, "new_tokens": int(has_prompts), "depth": int(has_sequences)}
+    for name in _SHAPE_COLUMNS:
+        value, least = row[f"{prefix}{name}"], least_of.get(name, 0)
+        if value is None or value < least:
+            raise ValueError(f"row {number}: {prefix}{name} is {value}, not {least} or more")
+    if not has_prompts and not has_sequences:
+        raise ValueError(f"row {number}: {prefix}prompts and {prefix}sequences are both 0")
 
 
 def _row(model: str, measurement: Measurement) -> dict[str, object]:

@@ -141,6 +141,28 @@ def test_read_profile__row_that_no_launch_can_have__names_it(tmp_path: Path, col
         read_profile(file)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sequences": 2, "depth": 0, "prompts": 0}, "depth is 0, not 1 or more"),
+        ({"prompts": 1, "new_tokens": 0}, "new_tokens is 0, not 1 or more"),
+        ({"prompts": 0, "sequences": 0}, "prompts and sequences are both 0"),
+    ],
+)
+def test_read_profile__launch_of_nothing__names_the_field(tmp_path: Path, changes: dict, reason: str) -> None:
+    """What is fitted divides by what a launch has to do."""
+    for prefix, place in (("", 2), ("beside_", -1)):
+        file = tmp_path / f"{prefix}p.parquet"
+        write_profile(make_profile(), file)
+        table = pq.read_table(file)
+        rows = table.to_pylist()
+        rows[place] |= {f"{prefix}{name}": value for name, value in changes.items()}
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+
+        with pytest.raises(ProfileUnusable, match=rf"row \d+: {prefix}{reason.replace('and ', f'and {prefix}')}"):
+            read_profile(file)
+
+
 def learned_guard(cell: GuardCell, slowdown: float) -> ContentionGuard:
     guard = ContentionGuard()
     for _ in range(4):
