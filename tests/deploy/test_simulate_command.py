@@ -36,6 +36,13 @@ def test_simulate__trace_of_other_models__says_who_gets_their_requests(run: Run,
     assert "the fleet has no gpt-9, opus: requests of the trace for them go to the fleet's models" in out
 
 
+def test_simulate__control_loop_decides_nothing__says_so_without_an_empty_table(run: Run, tmp_path: Path) -> None:
+    file = trace(tmp_path / "t.parquet", [0.0, 1.0], ["llama-8b", "llama-8b"])
+    _, out, _ = run("simulate", EXAMPLE, "--trace", file, "--control-loop")
+    assert "the control loop decided nothing" in out
+    assert "decision  why" not in out
+
+
 @pytest.mark.parametrize(("count", "said"), [(1, "1 request of t, all at once"), (4, "4 requests of t, all at once")])
 def test_simulate__requests_all_at_once__have_no_rate(run: Run, tmp_path: Path, count: int, said: str) -> None:
     file = trace(tmp_path / "t.parquet", [3.0] * count, ["llama-8b"] * count)

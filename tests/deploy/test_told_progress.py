@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from deploy.commands import told_progress
+from deploy.commands.compare import ComparisonProgress
 from deploy.commands.told_progress import ToldProgress, told_work
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "simulated-8gpu.yaml"
@@ -50,6 +51,16 @@ def test_progress__terminal__is_a_bar_and_no_lines(capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     assert "draining node n" in out
     assert err == ""
+
+
+def test_comparison__no_system_runs_yet__says_no_more_than_how_many() -> None:
+    with ComparisonProgress(Console(force_terminal=True), systems=2) as progress:
+        progress.figure("muxserve-fig5")
+        planning = progress.line()
+        progress.run("3 of 9 requests")
+
+        assert planning == "muxserve-fig5: 0 of 2 systems"
+        assert progress.line() == "muxserve-fig5: 0 of 2 systems (3 of 9 requests)"
 
 
 def test_work_of_unknown_length__no_terminal__says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
