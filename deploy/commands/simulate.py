@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _LOAD_GB_PER_S = 2.0
 _MOST_TOLD = 8  # models that are not placed
-_CUT = {"interrupted": True}
 _LONG_S = 30.0  # of a run that would be worth to compile for
 
 
@@ -212,7 +211,10 @@ class _Session:
     def _keep_part(self, found: _Found, outcome: FleetOutcome) -> None:
         """Shows what an interrupted run has found, and keeps it for JSON: nothing where no request had ended."""
         if ended := outcome.total().requests:
-            self.report[found.name] = {**self._shown(replace(found, name=f"{found.name}, interrupted")), **_CUT}
+            self.report[found.name] = {
+                **self._shown(replace(found, name=f"{found.name}, interrupted")),
+                "interrupted": True,
+            }
             so_far = f"interrupted: {ended} of {self._stream.count} requests had ended"
             self._console.print(f"{so_far}; these are their figures alone", style="red", soft_wrap=True)
 
@@ -229,7 +231,7 @@ class _Session:
             if ended:
                 cut = replace(sweep_rates(list(ended), ended.__getitem__, refinements=0), points=points_of(ended))
                 self._console.print(sweep_table(f"{name}, interrupted", cut))
-                self.report[name] = {**_sweep_dict(cut, {}), **_CUT}
+                self.report[name] = {**_sweep_dict(cut, {}), "interrupted": True}
             raise
 
     def _progressed(self, about: str, stream: RequestStream, tell: Tell[RunProgressed]) -> OnProgress:

@@ -173,11 +173,8 @@ class ModelQueue:
         """
         if not self._shares_kv(sequence) or sequence.lacks_prompt_logprobs:
             return []
-        known, num_tokens, per_row = (
-            sequence.prefix_match,
-            len(sequence.token_ids) - 1,
-            self.info.geometry.tokens_per_row,
-        )
+        known, num_tokens = sequence.prefix_match, len(sequence.token_ids) - 1
+        per_row = self.info.geometry.tokens_per_row
         if known.version == self.pool.prefix_version(self.model) and known.num_hashes == num_tokens // per_row:
             return known.rows
         hashes = sequence.hashes(num_tokens, per_row, self._pieces)
@@ -344,7 +341,9 @@ class ModelQueue:
             if not sequence.request.output_token_ids:  # its first token came from another unit
                 ttft_s = now_s - sequence.arrival_s
                 for counts in counted:
-                    counts.note_first_token(ttft_s, slo.ttft_s)
+                    counts.first_tokens += 1
+                    counts.first_tokens_met += ttft_s <= slo.ttft_s
+                    counts.ttfts_of_target += ttft_s / slo.ttft_s
                 if ttft_s > slo.ttft_s:
                     self._note_late(sequence)
 

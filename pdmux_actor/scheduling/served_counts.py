@@ -23,11 +23,6 @@ class ServedCounts:
     requests: int = 0
     requests_met: int = 0
 
-    def note_first_token(self, ttft_s: float, target_s: float) -> None:
-        self.first_tokens += 1
-        self.first_tokens_met += ttft_s <= target_s
-        self.ttfts_of_target += ttft_s / target_s
-
     def add(self, other: "ServedCounts", times: int = 1) -> None:
         self.prompt_tokens += times * other.prompt_tokens
         self.prefix_hit_tokens += times * other.prefix_hit_tokens
