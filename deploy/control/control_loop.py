@@ -119,7 +119,7 @@ class ControlLoop:
         scaling: Mapping[str, ScaledPool] | None = None,
     ) -> None:
         """`expected_units` counts the units of each pool once the fleet is up; `scaling` has all pools or none."""
-        self._catalog = catalog
+        before, self._catalog = self._catalog, catalog
         self._catalog_version += 1
         self._requests = PlanRequests(planner) if self._requests is None else self._requests.led_by(planner)
         self._costs = costs or self._costs
@@ -132,6 +132,7 @@ class ControlLoop:
         self._wanted = wanted_digest(catalog, expected_units, self._rules)
         if not self._succession.wanted_the_same(self._wanted):
             self._need_plan("the fleet file changed")
+            self._fleet.forgive(catalog.changed_since(before))
 
     def heartbeat(self, report: UnitReport, now_s: float) -> Lease:
         registry = self._fleet.registry

@@ -98,6 +98,11 @@ class RestartBudget:
         self._deaths.pop(key, None)
         self._out_until_s[key] = now_s + self._rules.out_s
 
+    def forgive(self, key: str) -> None:
+        """Begins anew with it."""
+        self._deaths.pop(key, None)
+        self._out_until_s.pop(key, None)
+
     def out_for_s(self, key: str, now_s: float) -> float:
         """0 when it may be used."""
         return max(0.0, self._out_until_s.get(key, now_s) - now_s)

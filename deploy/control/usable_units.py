@@ -1,6 +1,6 @@
 """The units as planning and moving see them: those that may be used, and how far their models are."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -170,6 +170,11 @@ class Fleet:
         """Holds a model back that did not load in several turns: others waited meanwhile."""
         if self._load_deaths.note(model, now_s):
             self._reasons[model] = f"it did not load in its turns: {error}"
+
+    def forgive(self, models: Iterable[str]) -> None:
+        """Loads them again at once: an operator has changed them."""
+        for model in models:
+            self._load_deaths.forgive(model)
 
     def load_error(self, model: str) -> str:
         """Returns what a unit said that failed to load a model."""

@@ -1,6 +1,6 @@
 """Defines what the fleet shall serve, as the control loop holds it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from deploy.fleet_file.model_section import ModelSection
@@ -138,6 +138,11 @@ class Catalog:
 
     def adapters_of(self, base: str) -> tuple[CatalogModel, ...]:
         return self._adapters.get(base, ())
+
+    def changed_since(self, before: "Catalog") -> Iterator[str]:
+        """Yields models that are placed and have, or whose adapters have, other settings than before, or are new."""
+        known = {m.id: m.settings for m in before.models}
+        yield from (self.place_of(m.id) for m in self.models if known.get(m.id) != m.settings)
 
     def get(self, model: str) -> CatalogModel | None:
         return self._by_id.get(model)

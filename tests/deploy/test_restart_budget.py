@@ -1,5 +1,8 @@
 """What the control loop remembers of places and models that died."""
 
+import pytest
+from fleet_model import World, catalog, catalog_model
+
 from deploy.control.control_rules import ControlRules
 from deploy.control.restart_budget import RestartBudget
 
@@ -31,3 +34,28 @@ def test_any_back__somebody_has_looked_since_its_time_was_over__is_told_all_the_
     assert budget.out_for_s("p", 300.1) == 0.0
     assert budget.any_back(300.2)
     assert not budget.any_back(300.3)
+
+
+@pytest.mark.parametrize("is_new_start", [False, True], ids=["applied", "before a new start"])
+def test_deaths__model_that_is_held_back_is_mended_in_the_fleet_file__is_loaded_at_once(is_new_start: bool) -> None:
+    """Nobody waits for five minutes with a file that is right now. The same file gives no new chance."""
+    world = World(catalog("a"), expected_units=1)
+    world.start_unit()
+    world.beat(20)
+    world.want(catalog("a", "poison"))
+    world.loop._fleet.hold_back("poison", "units keep dying while they load it", world.now_s)
+    world.want(catalog("a", "poison"))
+    world.beat(20)
+    world.hand_over()
+    world.beat(20)
+    assert not world.serving("poison")
+
+    if is_new_start:
+        world._catalog = catalog("a", catalog_model("poison", source="/mended"))
+        world.hand_over()
+    else:
+        world.want(catalog("a", catalog_model("poison", source="/mended")))
+    world.beat(20)
+
+    assert world.serving("poison")
+    assert world.serving("a")
