@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -120,6 +120,7 @@ class GatewayIngress:
             batches=self._batches,
             live=LiveSources(read_topic=self._read_topic, what_if=self._what_if),
             has_console=self._has_console,
+            client_left=(TaskCancelledError,),  # of its call to Serve's proxy for the rest of a body
         )
 
     async def check_health(self) -> None:

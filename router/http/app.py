@@ -118,10 +118,11 @@ def create_app(
     batches: BatchSettings | None = None,
     live: LiveSources | None = None,
     has_console: bool = False,
+    client_left: Sequence[type[Exception]] = (),
 ) -> FastAPI:
     """`feed` runs for the app's life and keeps the gateway's view fresh. `echo_request_id` is for servers that do not
     add the `x-request-id` header to responses by themselves. Browsers' pages from `cors_origins` ("*": from anywhere)
-    may call the API. Without `batches` the gateway keeps none, nor files.
+    may call the API. Without `batches` the gateway keeps none, nor files. `client_left`: see `RequestIdentity`.
     """
     responses = responses or BackgroundResponses(ResponseStore())
     service = BatchService(batches, line_endpoints(gateway), gateway.metrics.batches)
@@ -134,13 +135,7 @@ def create_app(
         lifespan=_lifespan(gateway, feed, service, responses),
     )
     if cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=list(SHOWN_HEADERS),
-        )
+        _allow_pages(app, cors_origins)
     app.add_middleware(
         RequestIdentity,
         metrics=gateway.metrics,
@@ -148,6 +143,7 @@ def create_app(
         max_header_bytes=gateway.limits.max_header_bytes,
         receipts=gateway.receipts,
         spans=spans,
+        client_left=client_left,
     )
     app.add_exception_handler(RouterError, _on_router_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -163,6 +159,16 @@ def create_app(
     document = Document(app, [*AGENT_BODIES, *BATCH_BODIES, DetokenizeBody, EmbeddingsBody, RerankBody, ScoreBody])
     app.openapi = document.build  # type: ignore[method-assign]  # the way FastAPI documents to extend a schema
     return app
+
+
+def _allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=list(SHOWN_HEADERS),
+    )
 
 
 def openapi_document() -> dict[str, Any]:

@@ -5,6 +5,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -45,7 +46,8 @@ class RequestIdentity:
     """ASGI middleware. Handlers find the id in `request.state.request_id` and may set `request.state.model`.
 
     A request whose headers exceed `max_header_bytes` goes no further. `echoes` is False where the server around the app
-    writes the header itself: twice would be "id, id" to clients.
+    writes the header itself: twice would be "id, id" to clients. `client_left` is what the server around the app raises
+    in one that reads from a client who has left.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class RequestIdentity:
         max_header_bytes: int,
         receipts: ReceiptBook,
         spans: RequestSpans | None = None,
+        client_left: Sequence[type[Exception]] = (),
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -64,6 +67,7 @@ class RequestIdentity:
         self._max_header_bytes = max_header_bytes
         self._spans = spans
         self._receipts = receipts
+        self._client_left: tuple[type[Exception], ...] = (ClientDisconnected, *client_left)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,7 +93,7 @@ class RequestIdentity:
                 await too_large(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
-        except ClientDisconnected:
+        except self._client_left:
             logger.info("client left", extra={"request_id": request_id})
             if status == 0:  # nobody reads it, but servers insist on an answer
                 await Response(status_code=CLIENT_CLOSED)(scope, receive, send_with_id)

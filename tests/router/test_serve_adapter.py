@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from fake_unit import FakeUnit, eventually, fleet_view
+from ray.exceptions import TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from served_ingress import until_ready
 
@@ -44,6 +45,29 @@ async def test_view__control_loop_lost__last_view_stays_and_news_come_after(ingr
 async def test_request_id__under_serve__is_left_to_serve(ingress) -> None:
     _, http = ingress
     assert "x-request-id" not in (await http.get("/health")).headers
+
+
+async def test_body__client_leaves_in_its_midst_behind_serves_proxy__is_499(replica) -> None:
+    """The proxy cancels the call that would bring the rest of the body."""
+    ingress, _, http = replica
+    left = TaskCancelledError()
+
+    async def receive() -> dict:
+        raise left
+
+    sent = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "headers": headers}
+    await http._transport.app(scope, receive, send)
+
+    counted = ingress._gateway.metrics.exposition().decode()
+    assert 'endpoint="/tokenize",model="",status="499"} 1.0' in counted
+    assert 'endpoint="/tokenize",model="",status="500"} 0.0' in counted
+    assert sent[0]["status"] == 499
 
 
 async def test_decisions__known_unit__are_passed_on_as_they_are(ingress, tokenizer_folder) -> None:
