@@ -29,21 +29,22 @@ def casting_tools(tools: Sequence[Tool], *, in_json: bool) -> list[dict[str, Any
     return told
 
 
-class BoundedStrings:
-    """Knows which arguments are strings of a certain form, which have no space around them."""
+class ToolArguments:
+    """Knows what schemas of tools say of arguments."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._bounded = {
-            name: {key for key, value in values.items() if value.is_bounded} for name, values in _values(tools).items()
-        }
+        self._values = _values(tools)
+
+    def has_type(self, name: str, key: str) -> bool:
+        return bool(self._values.get(name, {}).get(key, _Value()).kinds)
 
     def trimmed(self, name: str, arguments: object) -> object:
-        """Returns the arguments of a call, which may be no object."""
-        bounded = self._bounded.get(name)
-        if not bounded or not isinstance(arguments, dict):
+        """Takes space off strings of a certain form. The arguments of a call may be no object."""
+        values = self._values.get(name)
+        if not values or not isinstance(arguments, dict):
             return arguments
         return {
-            key: value.strip() if key in bounded and isinstance(value, str) else value
+            key: value.strip() if isinstance(value, str) and values.get(key, _Value()).is_bounded else value
             for key, value in arguments.items()
         }
 
@@ -67,6 +68,11 @@ def _values(tools: Sequence[Tool]) -> dict[str, dict[str, _Value]]:
             values = {key: _value(schema, parameters, known) for key, schema in properties.items()}
             found[tool["function"]["name"]] = values
     return found
+
+
+def kinds_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the types that a value may have; none: the schema does not say. References are to places of `root`."""
+    return _value(schema, root, {}).kinds
 
 
 def _value(schema: object, root: Mapping[str, Any], known: dict[str, _Value], depth: int = 0) -> _Value:

@@ -9,10 +9,15 @@ from router.text.tagged_call_forms import (
     GLM,
     HUNYUAN_3,
     HUNYUAN_3_END,
+    MINICPM_5,
     MINIMAX,
+    MINIMAX_M3,
+    MINIMAX_M3_END,
     NAMED_CALL,
     QWEN_XML,
     SEED,
+    STEP_3,
+    STEP_3_END,
 )
 
 _CALLS, DEEPSEEK_ONE, DEEPSEEK_SEP, DEEPSEEK_ONE_END, _CALLS_END = (  # DeepSeek's, whose bars have full width
@@ -170,12 +175,30 @@ _LONGCAT: Mapping[str, Any] = {  # sgl-project/sglang, function_call/longcat_det
     "close": "</longcat_tool_call>",
 }
 
+# llama.cpp, models/templates/LFM2.5-8B-A1B.jinja; in llama-cpp-lfm2.jinja, of its predecessor, the calls are JSON.
+_LFM_2: Mapping[str, Any] = {
+    **_OLMO_3,
+    "open_pattern": r"\s*<\|tool_call_start\|>",
+    "close": "<|tool_call_end|>",
+}
+_INTERNLM: Mapping[str, Any] = {  # vllm-project/vllm, examples/tool_chat_template_internlm2_tool.jinja
+    **HERMES,
+    "open_pattern": r"\s*<\|action_start\|>\s*<\|plugin\|>",
+    "close": "<|action_end|>",
+}
+
 # By what a chat template says, all of it: the first that fits.
 _TOOLS_BY_MARKS: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]] = (
     ((DEEPSEEK_ONE, "```json"), DEEPSEEK_FENCED),
     ((DEEPSEEK_ONE,), DEEPSEEK),
     (("\uff5cDSML\uff5c",), DSML),
     (("<|tool_call_begin|>",), KIMI),
+    (("]<]minimax[>[",), MINIMAX_M3),
+    (("<steptml:",), STEP_3),
+    (("<|tool_call_start|>",), _LFM_2),
+    (("<|tool_list_start|>",), _LFM_2),
+    (("<|action_start|>",), _INTERNLM),
+    (("<function name=", "<param name="), MINICPM_5),
     (("<|tools_prefix|>",), APERTUS),
     (("<start_function_call>",), _FUNCTION_GEMMA),
     (("<seed:tool_call>",), SEED),
@@ -206,6 +229,8 @@ _ENDS: Sequence[tuple[Mapping[str, Any], str]] = (
     (DEEPSEEK_FENCED, _CALLS_END),
     (KIMI, r"<\|tool_calls_section_end\|>"),
     (MINIMAX, "</minimax:tool_call>"),
+    (MINIMAX_M3, MINIMAX_M3_END),
+    (STEP_3, STEP_3_END),
     (DSML, DSML_END),
     (HUNYUAN_3, HUNYUAN_3_END),
     (_GEMMA_4, r"<\|tool_response>"),

@@ -13,7 +13,7 @@ EFFORT_SCALE: Mapping[str, int] = {
     "xhigh": 5,
     "max": 6,
 }
-EFFORT_NAME = "reasoning_effort"
+EFFORT_NAMES = ("reasoning_effort", "thinking_effort")  # the latter is Kimi K3's
 
 
 def effort_arguments(variables: Sequence[str], known: Sequence[str], effort: str) -> dict[str, Any]:
@@ -22,11 +22,12 @@ def effort_arguments(variables: Sequence[str], known: Sequence[str], effort: str
     """
     thinks = effort != "none"
     said: dict[str, Any] = {name: thinks for name in ("enable_thinking", "thinking") if name in variables}
-    if EFFORT_NAME not in variables:
+    name_read = next((name for name in EFFORT_NAMES if name in variables), None)
+    if name_read is None:
         return said
     nearest = min(
         known, key=lambda name: (abs(EFFORT_SCALE[name] - EFFORT_SCALE[effort]), -EFFORT_SCALE[name]), default=effort
     )
     if not thinks and said and EFFORT_SCALE[nearest] > 0:
         return said  # the switch says it
-    return {EFFORT_NAME: nearest, **said}
+    return {name_read: nearest, **said}

@@ -1,13 +1,12 @@
 """One reply as it grows: answer, reasoning and tool calls apart. transformers' parser, and what surrounds it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from router.text.call_arguments import BoundedStrings, casting_tools
+from router.text.call_arguments import casting_tools
 from router.text.calls import CalledTool, ReplyParts
-from router.text.python_calls import python_calls
+from router.text.read_calls import CallReader
 from router.text.reply_templates import REASONING_FIELDS, TOOL_FIELD
 
 
@@ -30,7 +29,7 @@ class ReplyParser:
         in_json = template["fields"].get(TOOL_FIELD, {}).get("content") == "json"
         told = casting_tools(tools, in_json=in_json)
         self._parser = RawRegions(spec, prefix=prefix, tools=told)
-        self._bounded = None if in_json else BoundedStrings(tools)
+        self._in_json = in_json
         self._is_broken = False
         self._region: str | None = None
         self._has_regions = False
@@ -49,6 +48,7 @@ class ReplyParser:
                 spec.fields[name].open_re = only_first.fields[name].open_re
             if self._region in (None, "content"):  # the prompt has left nothing open: the reply has its own start
                 self._parser, self._region = RawRegions(spec, prefix="", tools=told), None
+        self._reader = CallReader(tools, self._parser.cast, in_json=in_json)
         for field in spec.fields.values():
             for name in ("open_re", "close_re"):
                 if (found := getattr(field, name)) is not None:
@@ -95,7 +95,7 @@ class ReplyParser:
             case "region_close":
                 self._region = None
                 if field == TOOL_FIELD:
-                    said = [] if self._is_cut_off(event) else _calls(event["value"], self._bounded)
+                    said = [] if self._is_cut_off(event) else self._reader.calls(event["value"])
                     calls.extend(said)
                     self._has_regions |= bool(said)
                     if not said:  # the answer only speaks of calls
@@ -122,7 +122,7 @@ class ReplyParser:
 
     def _is_cut_off(self, event: Mapping[str, Any]) -> bool:
         """Values between marks show by nothing else that they are not all there. Some leave `</tool_call>` out."""
-        return self._bounded is not None and event["is_open"] and not event["raw"].rstrip().endswith("</function>")
+        return not self._in_json and event["is_open"] and not event["raw"].rstrip().endswith("</function>")
 
     def _is_structured(self, field: str) -> bool:
         return field != "content" and field not in REASONING_FIELDS
@@ -158,43 +158,3 @@ def _lenient(template: Mapping[str, Any]) -> dict[str, Any]:
         if field.get("content") == "json":
             field["content_args"] = {**field.get("content_args", {}), "allow_non_json": True}
     return lenient
-
-
-def _calls(value: object, bounded: BoundedStrings | None) -> list[CalledTool]:
-    """None where any is not a call."""
-    found: list[CalledTool] = []
-    for item in value if isinstance(value, list) else [value]:
-        function = _function(item)
-        for one in function if isinstance(function, list) else [function]:
-            name = one.get("name", one.get("tool_name")) if isinstance(one, dict) else None
-            if not isinstance(one, dict) or not isinstance(name, str):
-                return []
-            arguments = one.get("arguments", one.get("parameters"))
-            if arguments in (None, ""):  # so some models call what takes none
-                arguments = {}
-            if bounded is not None:
-                arguments = bounded.trimmed(name.strip(), arguments)
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            found.append(CalledTool(_escaped(name.strip()), _escaped(text)))
-    return found
-
-
-def _function(item: object) -> object:
-    """Returns one call or several; of the forms that name them by keys, `{"NAME": ARGUMENTS}`, or as Python, too."""
-    function = item.get("function", item) if isinstance(item, dict) else None
-    if not isinstance(function, dict):
-        return function
-    if "as_python" in function:
-        text = function["as_python"]
-        return python_calls(text) if isinstance(text, str) else None
-    if "by_name" not in function:
-        return function
-    named = function["by_name"]
-    if not isinstance(named, list) or not all(isinstance(one, dict) for one in named):
-        return None
-    return [{"name": name, "arguments": arguments} for one in named for name, arguments in one.items()]
-
-
-def _escaped(text: str) -> str:
-    """Half of a surrogate pair, which JSON can name and no text can hold, stays as JSON writes it."""
-    return text.encode(errors="backslashreplace").decode()

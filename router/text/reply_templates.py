@@ -10,6 +10,7 @@ from typing import Any
 from router.text.call_forms import calls_of, end_of_all
 from router.text.cohere_template import COHERE, COHERE_MARK
 from router.text.harmony_template import HARMONY, HARMONY_MARK
+from router.text.kimi_k3_template import KIMI_K3_MARKS, KIMI_K3_TEMPLATE
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 TOOL_FIELD = "tool_calls"
@@ -31,12 +32,14 @@ _MARK = r"(?:<\|im_end\|>|<\|endoftext\|>|<\|eo[tm](?:_id)?\|>|<turn\|>|</s>|<\u
 _END = rf"{_MARK}(?:\s*{_MARK}){{0,2}}\s*\Z"  # not of any number: the time to look for that grows with its square
 _THOUGHTS = (  # the mark that opens them and that which closes them
     ("<|channel>thought\n", "<channel|>"),
+    ("<mm:think>", "</mm:think>"),
     ("<think:opensource>", "</think:opensource>"),
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<think>", "</think>"),
 )
+_WRAPPERS = (("<response>", "response"), ("<|extra_0|>", "answer"))  # by what else the chat template says
 
 
 def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, Any]:
@@ -47,18 +50,34 @@ def template_for(chat_template: str, *, knows_tools: bool = True) -> dict[str, A
         return dict(HARMONY)
     if COHERE_MARK in chat_template and knows_tools:
         return dict(COHERE)
+    if all(mark in chat_template for mark in KIMI_K3_MARKS):
+        return dict(KIMI_K3_TEMPLATE)
     fields: dict[str, Any] = {"content": {"close_pattern": rf"\s*(?:{_END})", "content": "text"}}
     # Hunyuan 3's has its marks formatted: '<think{}>'.format(HYTK)
     said = chat_template.replace("{}", ":opensource" if ":opensource" in chat_template else "")
     thoughts = next((marks for marks in _THOUGHTS if any(mark.strip() in said for mark in marks)), None)
     if thoughts is not None:
         fields["reasoning_content"] = {"open": thoughts[0], "close": thoughts[1], "content": "text"}
+        _part_wrapper(fields, thoughts[1], chat_template)
     calls = calls_of(chat_template, knows_tools=knows_tools)
     fields[TOOL_FIELD] = dict(calls)
     end = end_of_all(calls)
     if end is not None:
         fields["content"]["close_pattern"] = rf"\s*(?:{end}|{_END})"
     return {"defaults": {"role": "assistant"}, "start_anchor": list(_ANCHORS), "fields": fields}
+
+
+def _part_wrapper(fields: dict[str, Any], thoughts_end: str, chat_template: str) -> None:
+    """Leaves out what some put around an answer behind their thoughts: ERNIE 4.5 and Hunyuan A13B. MiniMax M3 may end
+    thoughts that it has not begun.
+    """
+    name = next((name for mark, name in _WRAPPERS if mark in chat_template and f"</{name}>" in chat_template), None)
+    if name is not None:
+        fields["content"]["close_pattern"] = rf"\s*(?:</{name}>\s*\Z|(?:</{name}>\s*)?{_END})"
+        opened = rf"(?<=\A\s*|{thoughts_end}\s*)<(?={name}>)"
+        fields["header"] = {"open_pattern": opened, "close": f"{name}>", "content": "text"}
+    elif thoughts_end == "</mm:think>":
+        fields["header"] = {"open_pattern": r"\A\s*</(?=mm:think>)", "close": "mm:think>", "content": "text"}
 
 
 def without(template: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ MINIMAX: Mapping[str, Any] = {
     "transform": NAMED_CALL,
 }
 
+# Keys come with the attributes behind them, which say of a value whether it is a text (read_calls.py).
+_MARKED_CALL: Mapping[str, Any] = {"type": "function", "function": {"name": "{name}", "marked": "{content}"}}
 # DeepSeek V3.2's; V4 has `tool_calls` around calls, V4.1 ` calls`, and a space in ` invoke` and ` parameter`:
 # the structural tags of xgrammar 0.2.8; llama.cpp, models/templates/DeepSeek-V3.2.jinja.
 _DSML = "\uff5cDSML\uff5c"
@@ -52,7 +54,59 @@ DSML: Mapping[str, Any] = {
     "repeats": True,
     "content": "xml-inline",
     "content_args": {
-        "tag_pattern": rf"<{_DSML} ?parameter name=\"(?P<key>[^\"\n]+)\"[^>\n]*>(?P<value>.*?)</{_DSML} ?parameter>"
+        "tag_pattern": rf"<{_DSML} ?parameter name=\"(?P<key>[^\"\n]+\"[^>\n]*)>(?P<value>.*?)</{_DSML} ?parameter>"
+    },
+    "transform": _MARKED_CALL,
+}
+
+
+# sgl-project/sglang, function_call/kimik3_format; llama.cpp, models/templates/Kimi-K3.jinja.
+KIMI_K3: Mapping[str, Any] = {
+    "open_pattern": r"\s*(?:<\|open\|>tools<\|sep\|>\s*)?<\|open\|>call tool=\"(?P<name>[^\"\n]+)\"[^<\n]*<\|sep\|>",
+    "close": "<|close|>call<|sep|>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {
+        "tag_pattern": r"<\|open\|>argument key=\"(?P<key>[^\"\n]+\"[^<\n]*)<\|sep\|>(?P<value>.*?)"
+        r"<\|close\|>argument<\|sep\|>"
+    },
+    "transform": _MARKED_CALL,
+}
+
+# Arguments are tags of their own, objects have tags within: sgl-project/sglang, function_call/minimax_m3.
+_M3 = r"\]<\]minimax\[>\[\s*"
+MINIMAX_M3_END = f"{_M3}</tool_call>"
+MINIMAX_M3_TAG = rf"{_M3}<(?P<key>[^<>/\s]+)>(?P<value>.*?){_M3}</(?P=key)>"
+MINIMAX_M3: Mapping[str, Any] = {
+    "open_pattern": rf"\s*(?:{_M3}<tool_call>\s*)?{_M3}<invoke name=\"(?P<name>[^\"\n]+)\">",
+    "close_pattern": f"{_M3}</invoke>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": MINIMAX_M3_TAG},
+    "transform": {"type": "function", "function": {"name": "{name}", "nested": "{content}"}},
+}
+
+# sgl-project/sglang, function_call/step3_detector.
+STEP_3_END = "<\uff5ctool_calls_end\uff5c>"
+STEP_3: Mapping[str, Any] = {
+    "open_pattern": r"\s*(?:<\uff5ctool_calls_begin\uff5c>\s*)?<\uff5ctool_call_begin\uff5c>\s*function\s*"
+    r"<\uff5ctool_sep\uff5c>\s*<steptml:invoke name=\"(?P<name>[^\"\n]+)\">",
+    "close_pattern": r"</steptml:invoke>\s*<\uff5ctool_call_end\uff5c>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {
+        "tag_pattern": r"<steptml:parameter name=\"(?P<key>[^\"\n]+)\">(?P<value>.*?)</steptml:parameter>"
+    },
+    "transform": NAMED_CALL,
+}
+# vllm-project/vllm, tool_parsers/minicpm5xml_tool_parser. What follows tells a call from talk of one.
+MINICPM_5: Mapping[str, Any] = {
+    "open_pattern": r"\s*<function name=\"(?P<name>[^\"\n]+)\">(?=\s*(?:<param name=|</function>))",
+    "close": "</function>",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {
+        "tag_pattern": r"<param name=\"(?P<key>[^\"\n]+)\">(?:<!\[CDATA\[)?(?P<value>.*?)(?:\]\]>)?</param>"
     },
     "transform": NAMED_CALL,
 }

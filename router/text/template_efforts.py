@@ -2,7 +2,7 @@
 
 from jinja2 import nodes
 
-from router.text.reasoning_efforts import EFFORT_NAME, EFFORT_SCALE
+from router.text.reasoning_efforts import EFFORT_NAMES, EFFORT_SCALE
 
 
 def named_efforts(template: nodes.Template) -> list[str]:
@@ -23,6 +23,6 @@ def named_efforts(template: nodes.Template) -> list[str]:
 
 def _reads(expression: nodes.Expr) -> bool:
     names = [expression] if isinstance(expression, nodes.Name) else expression.find_all(nodes.Name)
-    return any(
-        isinstance(name, nodes.Name) and EFFORT_NAME in name.name for name in names
-    )  # a variable made of it, too
+    return any(  # a variable made of it, too
+        isinstance(name, nodes.Name) and any(effort in name.name for effort in EFFORT_NAMES) for name in names
+    )

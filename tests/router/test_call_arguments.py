@@ -10,6 +10,7 @@ from router.text.reply_templates import template_for
 
 HERMES = template_for("<|im_start|>")
 QWEN_XML = template_for("<|im_start|> <tool_call>\n<function=")
+NS = "]<]minimax[>["
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 EDIT = {
     "type": "function",
@@ -32,7 +33,7 @@ EDIT = {
                 "self": {"$ref": "#/$defs/Self"},
             },
             "$defs": {
-                "Place": {"type": "object", "properties": {"x": {"type": "integer"}}},
+                "Place": {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"}}},
                 "Colour": {"enum": ["red", "green"], "type": "string"},
                 "Tree": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Tree"}}, {"type": "null"}]},
                 "Self": {"$ref": "#/$defs/Self"},
@@ -113,3 +114,42 @@ def test_schema__refers_to_itself_in_many_ways__is_read_once() -> None:
 def test_call__has_no_arguments__they_are_an_object(given: str) -> None:
     """Clients read what is passed to a tool as JSON, and have its schema say what that is."""
     assert arguments_of(HERMES, f"<tool_call>{{{given}}}</tool_call>") == {}
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "said"),
+    [
+        ("<function_calls>", "<function_calls>edit(line='7', old='7')</function_calls>"),
+        ("<|start_header_id|>", '{"name": "edit", "parameters": {"line": "7", "old": "7"}}'),
+        ("<|tools_prefix|>", '<|tools_prefix|>[{"edit": {"line": "7", "old": "7"}}]<|tools_suffix|>'),
+        (
+            "\uff5cDSML\uff5c",
+            '<\uff5cDSML\uff5cinvoke name="edit"><\uff5cDSML\uff5cparameter name="line" string="true">7'
+            '</\uff5cDSML\uff5cparameter><\uff5cDSML\uff5cparameter name="old" string="false">7'
+            "</\uff5cDSML\uff5cparameter></\uff5cDSML\uff5cinvoke>",
+        ),
+        (
+            NS,
+            f'{NS}<tool_call>{NS}<invoke name="edit">{NS}<line>7{NS}</line>{NS}<old>7{NS}</old>{NS}</invoke>'
+            f"{NS}</tool_call>",
+        ),
+    ],
+)
+def test_value__of_any_form__is_what_its_schema_says(chat_template: str, said: str) -> None:
+    assert arguments_of(template_for(chat_template), said) == {"line": 7, "old": "7"}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (f"<place>{NS}<x>7{NS}</x>{NS}<name>7{NS}</name>{NS}</place>", {"place": {"x": 7, "name": "7"}}),
+        (f"<tree>{NS}<item>[]{NS}</item>{NS}<item>null{NS}</item>{NS}</tree>", {"tree": [[], None]}),
+        (f"<note>null{NS}</note>", {"note": None}),
+        (f"<unknown>7{NS}</unknown>", {"unknown": 7}),
+        ('<unknown>[{"a": 1}]' + f"{NS}</unknown>", {"unknown": [{"a": 1}]}),
+    ],
+)
+def test_value__in_tags_of_its_name__is_what_its_schema_says_at_any_depth(said: str, told: object) -> None:
+    call = f'{NS}<tool_call>{NS}<invoke name="edit">{NS}{said}{NS}</invoke>{NS}</tool_call>'
+
+    assert arguments_of(template_for(NS), call) == told

@@ -10,6 +10,10 @@ from router.text.reply_templates import needs_special_tokens, template_for
 
 DSML = "\uff5cDSML\uff5c"
 HY_3 = "{%- set HYTK = ':opensource' %}{{ '<think{}>'.format(HYTK) }}{{ '<tool_sep{}>'.format(HYTK) }}<arg_key{}>"
+NS = "]<]minimax[>["
+K3 = "<|open|>{{ tag }}<|sep|> <|close|>"
+ERNIE = "<|im_start|> <think> <response>\n</response> <tool_call>"
+HUNYUAN_A13B = "<|extra_0|> <think> <answer> </answer> <tool_calls>"
 GEMMA_4 = "{{ '<|turn>model\\n' }}<|tool_call>{{ '<|channel>thought\\n<channel|>' }}"
 
 
@@ -17,7 +21,11 @@ def hy(name: str) -> str:
     return f"<{name}:opensource>"
 
 
-def told(chat_template: str, said: str, step: int, prompt_end: str = "") -> tuple[str, str, list[tuple[str, object]]]:
+def told(
+    chat_template: str, said: str, step: int, prompt_end: str | None = None
+) -> tuple[str, str, list[tuple[str, object]]]:
+    if prompt_end is None:
+        prompt_end = '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>' if chat_template == K3 else ""
     parser = ReplyParser(template_for(chat_template), prompt_end, [])
     texts = [said[i : i + step] for i in range(0, len(said), step)]
     parts = [parser.feed(text, ends=place == len(texts) - 1) for place, text in enumerate(texts)]
@@ -112,6 +120,74 @@ def told(chat_template: str, said: str, step: int, prompt_end: str = "") -> tupl
             '{"name": "g", "arguments": {}}\n</longcat_tool_call>',
             ("Hi.", "", [("f", {}), ("g", {})]),
         ),
+        (
+            "<|im_start|> <think> <|tool_list_start|>",
+            "<think>Hm.</think>Hi.<|tool_call_start|>[f(x='a\nb', n=1), g()]<|tool_call_end|><|im_end|>",
+            ("Hi.", "Hm.", [("f", {"x": "a\nb", "n": 1}), ("g", {})]),
+        ),
+        (
+            "<|im_start|> <|tool_call_start|>",
+            '<|tool_call_start|>[{"name": "f", "arguments": {"x": 1}}]<|tool_call_end|>Hi.<|im_end|>',
+            ("Hi.", "", [("f", {"x": 1})]),
+        ),
+        (
+            "<|im_start|> <|action_start|><|plugin|>",
+            'Hi.<|action_start|><|plugin|>\n{"name": "f", "parameters": {"x": "<|action_end|>"}}'
+            "<|action_end|><|im_end|>",
+            ("Hi.", "", [("f", {"x": "<|action_end|>"})]),
+        ),
+        (
+            "<think> <steptml:invoke",
+            "<think>Hm.</think>Hi.<\uff5ctool_calls_begin\uff5c>\n<\uff5ctool_call_begin\uff5c>function"
+            '<\uff5ctool_sep\uff5c><steptml:invoke name="f">\n<steptml:parameter name="x">a b</steptml:parameter>\n'
+            "</steptml:invoke><\uff5ctool_call_end\uff5c>\n<\uff5ctool_calls_end\uff5c>",
+            ("Hi.", "Hm.", [("f", {"x": "a b"})]),
+        ),
+        (
+            '<function name="{{ n }}"><param name="{{ k }}">',
+            'Hi.\n<function name="f"><param name="x">a</param><param name="y"><![CDATA[<b>\n]]></param></function>'
+            '<function name="g"></function>',
+            ("Hi.", "", [("f", {"x": "a", "y": "<b>\n"}), ("g", {})]),
+        ),
+        (
+            f"<mm:think> {NS}",
+            f'<mm:think>Hm.</mm:think>Hi.\n{NS}<tool_call>\n{NS}<invoke name="f">\n{NS}<x>a < b{NS}</x>{NS}<o>{NS}<k>1'
+            f"{NS}</k>{NS}<l>{NS}<item>007{NS}</item>{NS}<item>true{NS}</item>{NS}</l>{NS}</o>\n{NS}</invoke>\n"
+            f'{NS}<invoke name="g">{NS}</invoke>\n{NS}</tool_call>',
+            ("Hi.", "Hm.", [("f", {"x": "a < b", "o": {"k": 1, "l": ["007", True]}}), ("g", {})]),
+        ),
+        (f"<mm:think> {NS}", "</mm:think>Hi.", ("Hi.", "", [])),
+        (
+            K3,
+            "Hm.<|close|>think<|sep|><|open|>response<|sep|>Hi.<|close|>response<|sep|><|open|>tools<|sep|>"
+            '<|open|>call tool="f" index="1"<|sep|>'
+            '<|open|>argument key="x" type="string"<|sep|>7 < 8<|close|>argument<|sep|>'
+            '<|open|>argument key="n" type="number"<|sep|>7<|close|>argument<|sep|><|close|>call<|sep|><|open|>call '
+            'tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>',
+            ("Hi.", "Hm.", [("f", {"x": "7 < 8", "n": 7}), ("g", {})]),
+        ),
+        (
+            f"{DSML}",
+            f'<{DSML}invoke name="f"><{DSML}parameter name="x" string="false">[1, {{"a": null}}]</{DSML}parameter>'
+            f'<{DSML}parameter name="y" string="true">7</{DSML}parameter><{DSML}parameter name="z" string="false">oops'
+            f"</{DSML}parameter></{DSML}invoke>",
+            ("", "", [("f", {"x": [1, {"a": None}], "y": "7", "z": "oops"})]),
+        ),
+        (
+            "<tool_call>",
+            'Hi.<tool_call>{"name": "f", "arguments": {"x": "a \\"</tool_call> b"}}</tool_call>'
+            '<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+            ("Hi.", "", [("f", {"x": 'a "</tool_call> b'}), ("g", {})]),
+        ),
+        (ERNIE, "<think>\nHm.\n</think>\n\n<response>\nHi.\n</response>\n<|im_end|>", ("Hi.", "Hm.", [])),
+        (ERNIE, "<response>\nHi <response>.\n</response>\n", ("Hi <response>.", "", [])),
+        (ERNIE, "<think>Hm.</think>Hi.", ("Hi.", "Hm.", [])),
+        (HUNYUAN_A13B, "<think>\nHm.\n</think>\n<answer>\nHi.\n</answer>", ("Hi.", "Hm.", [])),
+        (
+            HUNYUAN_A13B,
+            '<think>Hm.</think><answer>\nHi.\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>\n</answer>',
+            ("Hi.", "Hm.", [("f", {})]),
+        ),
     ],
 )
 def test_reply__of_the_family__has_its_calls_in_any_pieces(chat_template, said, expected, step) -> None:
@@ -149,11 +225,30 @@ def test_hunyuan_3__its_marks_are_special_tokens__units_must_show_them() -> None
         ("formatted as functools[{", "import functools"),
         ("<|START_OF_TURN_TOKEN|> Action:", "Action: go.\n```json\n[]\n```"),
         ("<longcat_tool_call>", "Put it in <longcat_tool_call> marks."),
+        ("<tool_call>", 'Say "<tool_call>{" and </tool_call>, b'),
+        ("<tool_call>", '<tool_call>{no "call</tool_call> b'),
+        ("<|tool_list_start|>", "Between <|tool_call_start|> and <|tool_call_end|>."),
+        ("<think> <answer> </answer>", "<answer>7</answer>"),
+        (f"<mm:think> {NS}", f'It is {NS}<tool_call> and {NS}<invoke name="f">.'),
+        ('<function name=" <param name="', 'Write <function name="f"> first.'),
         ("<|tool_call|> <|/tool_call|>", "Between <|tool_call|> and <|/tool_call|>."),
     ],
 )
 def test_answer__speaks_of_the_marks__is_shown_as_it_was_said(chat_template, said, step) -> None:
     assert told(chat_template, said, step) == (said, "", [])
+
+
+def test_call__quotes_do_not_close__mark_is_its_end_once_nothing_follows() -> None:
+    said = 'a <tool_call>{"x: 1}</tool_call> b <tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+    assert told("<tool_call>", said, 3) == ('a <tool_call>{"x: 1}</tool_call> b', "", [("f", {})])
+
+
+def test_kimi_k3__does_not_think__answer_begins_with_the_reply() -> None:
+    opened = '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>'
+
+    assert told(K3, "Hi.<|close|>response<|sep|><|close|>message<|sep|>", 1, opened) == ("Hi.", "", [])
+    assert needs_special_tokens(template_for(K3), ["<|open|>"])
 
 
 def test_answer__speaks_of_marks_after_a_call__both_are_there() -> None:

@@ -32,6 +32,12 @@ GLM = (
     "{% set effort = 'high' if reasoning_effort is defined and reasoning_effort == 'high' else 'max' %}"
     "{{ 'Effort: ' + effort }}"
 )
+KIMI_K3 = (
+    "{% if thinking is undefined %}{% set thinking = true %}{% endif %}"
+    "{% if thinking_effort is undefined %}{% set thinking_effort = 'max' %}{% endif %}"
+    "{% if thinking and thinking_effort is not none and thinking_effort not in ['low', 'medium', 'high', 'max'] %}"
+    "{{ raise_exception('no') }}{% endif %}{{ 'Effort: ' + (thinking_effort if thinking else 'off') }}"
+)
 SOLAR = "{% if reasoning_effort in ['low', 'minimal'] %}{% endif %}" + SAID + SWITCH  # some of what it knows
 
 
@@ -62,6 +68,7 @@ async def ask(serve, tmp_path: Path):
         *((QWEN, asked, told) for asked, told in [("low", "low"), ("high", "xhigh"), ("max", "xhigh")]),
         *((MISTRAL, asked, told) for asked, told in [("none", "none"), ("low", "high"), ("max", "high")]),
         *((HUNYUAN, asked, told) for asked, told in [("none", "no_think"), ("medium", "high"), ("minimal", "low")]),
+        *((KIMI_K3, asked, told) for asked, told in [("none", "off"), ("minimal", "low"), ("xhigh", "max")]),
         *((GLM, asked, told) for asked, told in [("low", "high"), ("high", "high"), ("max", "max")]),
         *((SOLAR, asked, told) for asked, told in [("none", "none off"), ("minimal", "minimal"), ("high", "high")]),
     ],

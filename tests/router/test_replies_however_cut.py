@@ -31,8 +31,36 @@ FAMILIES = {
         "</tool_call>",
         '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>',
         "<tool_call>{no call</tool_call>",
+        '<tool_call>{"name": "f", "arguments": {"x": "\\"</tool_call>"}}</tool_call>',
+        '"',
         "<tool_",
     ],
+    "<think> <|tool_list_start|>": [
+        "<|tool_call_start|>[f(x='é'), g()]<|tool_call_end|>",
+        '<|tool_call_start|>[{"name": "f", "arguments": {}}]<|tool_call_end|>',
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "'",
+    ],
+    "<|open|><|sep|><|close|>": [
+        "<|open|>think<|sep|>é<|close|>think<|sep|>",
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="x" type="number"<|sep|>1'
+        "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        "<|close|>message<|sep|><|end_of_msg|>",
+        "<|open|>",
+    ],
+    "<mm:think> ]<]minimax[>[": [
+        "</mm:think>",
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<x>é]<]minimax[>[</x>'
+        "]<]minimax[>[</invoke>",
+        ']<]minimax[>[<invoke name="g">',
+        "]<]minimax[>[</invoke>",
+        "]<]minimax[>[</tool_call>",
+        "]<]minimax[>[",
+    ],
+    "<think> <response> </response>": ["<response>", "</response>", "<|im_end|>", "<resp"],
     "<tool_call> <function=": [
         "<tool_call>\n<function=f>\n<parameter=x>\n  é\n</parameter>\n</function>\n</tool_call>",
         "<tool_call>",
