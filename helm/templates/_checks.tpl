@@ -10,6 +10,11 @@
 {{- include "muxfleet.checkPods" (dict "root" . "fleet" $fleet) -}}
 {{- include "muxfleet.checkObjectLabels" . -}}
 {{- include "muxfleet.checkFolders" (dict "root" . "fleet" $fleet) -}}
+{{- $ids := list -}}
+{{- range $fleet.models -}}{{- $ids = append $ids .id -}}{{- end -}}
+{{- if and .Values.tests.model (not (has .Values.tests.model $ids)) -}}
+{{- include "muxfleet.refuse" (dict "key" "tests.model" "value" .Values.tests.model "remedy" (printf "no model of the fleet; it has %s" (join ", " $ids))) -}}
+{{- end -}}
 {{- if and .Values.tests.enabled $fleet.gateway.api_keys (not (include "muxfleet.isRolling" .)) (not (include "muxfleet.testsKey" .)) -}}
 {{- include "muxfleet.refuse" (dict "key" "tests.existingSecret" "value" "" "remedy" "helm test asks the gateway, which asks for keys; name a Secret with one, or set tests.enabled: false") -}}
 {{- end -}}

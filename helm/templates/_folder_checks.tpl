@@ -28,6 +28,9 @@
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.api_keys" "value" $root.Values.fleet.gateway.api_keys "remedy" (printf "pods of pool %s have no Secret or volume there; name the Secret in apiKeys.existingSecret and write /etc/muxfleet/api-keys/KEY" .)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $cache.enabled (has (clean $cache.mountPath) (list "/tmp" "/var/lib/muxfleet" "/etc/muxfleet/api-keys" "/dev/shm")) -}}
+{{- include "muxfleet.refuse" (dict "key" "modelCache.mountPath" "value" $cache.mountPath "remedy" "the pods have another volume there; choose another path, for example /models") -}}
+{{- end -}}
 {{- if and $cache.readOnly (not $cache.existingClaim) -}}
 {{- include "muxfleet.refuse" (dict "key" "modelCache.readOnly" "value" true "remedy" "a claim that the chart makes is empty, and nothing could be written into it; name a filled one in modelCache.existingClaim") -}}
 {{- end -}}

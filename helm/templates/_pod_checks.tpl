@@ -2,9 +2,16 @@
 {{- define "muxfleet.checkPods" -}}
 {{- $root := .root -}}
 {{- $values := .root.Values -}}
+{{- $kuberays := dict "RAY_REDIS_ADDRESS" "redis.address" "REDIS_USERNAME" "redis.username" "RAY_enable_autoscaler_v2" "autoscaling.enabled" -}}
+{{- if $values.redis.address -}}{{- $_ := set $kuberays "REDIS_PASSWORD" "redis.existingSecret" -}}{{- end -}}
 {{- include "muxfleet.checkResources" (dict "path" "autoscaling.resources" "resources" $values.autoscaling.resources) -}}
 {{- include "muxfleet.checkResources" (dict "path" "upgrade.resources" "resources" $values.upgrade.resources) -}}
 {{- include "muxfleet.checkGroup" (dict "root" $root "group" $values.head "own" dict "path" "head" "ownPath" "head") -}}
+{{- range $i, $variable := $values.head.env -}}
+{{- with get $kuberays $variable.name -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "head.env[%d].name" $i) "value" $variable.name "remedy" (printf "KubeRay makes no cluster with it; remove it and set %s" .)) -}}
+{{- end -}}
+{{- end -}}
 {{- include "muxfleet.checkResources" (dict "path" "workers.resources" "resources" $values.workers.resources) -}}
 {{- include "muxfleet.checkPodLabels" (dict "path" "workers.podLabels" "labels" $values.workers.podLabels) -}}
 {{- range $i, $pool := include "muxfleet.groups" $root | fromJsonArray -}}

@@ -22,6 +22,8 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
     definitions = json.loads(_FILE.read_text())
     used: dict[str, Any] = {}
     _collect(_names(schema), definitions, used)
+    for name in _listed(schema):
+        used[name] |= {"type": "object"}  # Kubernetes' own schema lets nulls into a list, and the server does not
     whole = _replaced(schema)
     assert isinstance(whole, dict)
     whole["$defs"] |= {name: used[name] for name in sorted(used)}
@@ -59,6 +61,18 @@ def _names(node: object) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _names(value)
+
+
+def _listed(node: object) -> Iterator[str]:
+    """Yields the types that values are lists of."""
+    if isinstance(node, dict):
+        if MARK in (items := node.get("items") or {}):
+            yield items[MARK]
+        for value in node.values():
+            yield from _listed(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _listed(value)
 
 
 def _replaced(node: object) -> object:

@@ -20,6 +20,8 @@ from scripts.chart.value_types import (
     Volumes,
 )
 
+_RESOURCE = "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+
 
 class Image(Section):
     """The image of head and workers."""
@@ -91,7 +93,7 @@ class Head(PodGroup):
 class WorkerGroup(PodGroup):
     """One Kubernetes pod is one node of a fleet pool."""
 
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: Annotated[str, StringConstraints(pattern=_RESOURCE)] = "nvidia.com/gpu"
     """For cuda pools: gpus_per_node of it are added to requests and limits."""
     idle_timeout_seconds: PositiveInt | None = None
     """Default: autoscaling.idleTimeoutSeconds."""

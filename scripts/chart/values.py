@@ -31,7 +31,10 @@ OLDEST_RAY = "2.60.0"
 """As in pyproject.toml, which a test compares."""
 
 
-RoutedPaths = Annotated[list[Annotated[str, StringConstraints(pattern="^/")]], Field(min_length=1)]
+_PATH = "/[-A-Za-z0-9._~%:@+=/]*"
+RoutedPaths = Annotated[
+    list[Annotated[str, StringConstraints(pattern=f"^{_PATH}$")]], Field(min_length=1, max_length=64)
+]
 PUBLIC_PATHS = ("/v1", "/tokenize", "/detokenize", "/health", "/ready", "/version", "/openapi.json")
 """As in docs/security.md."""
 
@@ -101,7 +104,7 @@ class Redis(Section):
     """Only if the Redis has users."""
     existing_secret: ObjectName = ""
     """Secret with the password."""
-    password_key: str = "password"
+    password_key: Annotated[str, StringConstraints(min_length=1)] = "password"
     """Key of the password in that Secret."""
 
 
@@ -154,7 +157,7 @@ class ModelCache(Section):
     """Of the claim."""
     keep: bool = True
     """The claim outlives `helm uninstall`."""
-    mount_path: Annotated[str, StringConstraints(pattern=r"^/[^:]+$")] = "/models"
+    mount_path: Annotated[str, StringConstraints(pattern="^(/[-A-Za-z0-9._~@+=]+)+/?$")] = "/models"
     """Relative sources of models are looked up here, as with `muxfleet render --source-root`."""
 
 
@@ -182,7 +185,7 @@ class Ingress(Section):
     """Empty: every host."""
     paths: RoutedPaths = list(PUBLIC_PATHS)
     """Prefixes that are routed. Metrics, /fleet and /console stay inside by default; [/] routes all."""
-    path: Annotated[str, StringConstraints(pattern="^(/.*)?$")] = ""
+    path: Annotated[str, StringConstraints(pattern=f"^({_PATH})?$")] = ""
     """Of charts before `paths`, whose values an upgrade may bring: the only prefix then, in place of those."""
     tls: IngressTls = []
     """Hosts and the Secrets with their certificates."""
@@ -208,7 +211,7 @@ class HttpRoute(Section):
     """Prefixes that are routed, as of the Ingress."""
     annotations: StringMap = {}
     """Of the route."""
-    request_timeout: str = "0s"
+    request_timeout: Annotated[str, StringConstraints(pattern="^([0-9]{1,5}(h|m|s|ms)){1,4}$")] = "0s"
     """0s: none; streams may take minutes."""
 
 

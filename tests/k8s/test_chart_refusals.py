@@ -286,6 +286,21 @@ SCHEMA: Mapping[str, tuple[dict[str, Any] | None, str, str]] = {
         "- workers.tolerations.0: Additional property keyy is not allowed",
         "- at '/workers/tolerations/0': additional properties 'keyy' not allowed",
     ),
+    "item of a list that is empty": (
+        {"workers": {"env": [None]}},
+        "- workers.env.0: Invalid type. Expected: object, given: null",
+        "- at '/workers/env/0': got null, want object",
+    ),
+    "path that is none": (
+        {"ingress": {"enabled": True, "paths": ["/v1: x"]}},
+        "- ingress.paths.0: Does not match pattern",
+        "- at '/ingress/paths/0': '/v1: x' does not match pattern",
+    ),
+    "timeout that is none": (
+        {"httpRoute": {"requestTimeout": "10 minutes"}},
+        "- httpRoute.requestTimeout: Does not match pattern",
+        "- at '/httpRoute/requestTimeout': '10 minutes' does not match pattern",
+    ),
     "key of an affinity": (
         {"pools": {"default": {"affinity": {"nodeAffinty": {}}}}},
         "- pools.default.affinity: Additional property nodeAffinty is not allowed",

@@ -143,6 +143,28 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: modelCache.accessModes = ["ReadOnlyMany"]: the chart makes this claim, and nothing could be written '
         "into it; write [ReadWriteMany], or name a filled claim in modelCache.existingClaim",
     ),
+    "cache where another volume is": (
+        {"modelCache": {"enabled": True, "mountPath": "/tmp/"}},
+        'muxfleet: modelCache.mountPath = "/tmp/": the pods have another volume there; choose another path, for '
+        "example /models",
+    ),
+    "cache over all files of the image": (
+        {"modelCache": {"enabled": True, "mountPath": "//"}},
+        "mountPath",
+    ),
+    "resource that no node has": (
+        merged(pool(device="cuda"), {"workers": {"gpuResource": "nvidia gpu"}}),
+        "gpuResource",
+    ),
+    "environment that KubeRay takes in no head": (
+        {"head": {"env": [{"name": "A"}, {"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]}},
+        'muxfleet: head.env[1].name = "RAY_REDIS_ADDRESS": KubeRay makes no cluster with it; remove it and set '
+        "redis.address",
+    ),
+    "model of helm test that nobody serves": (
+        {"tests": {"model": "b"}},
+        'muxfleet: tests.model = "b": no model of the fleet; it has a',
+    ),
     "pool with the name of the head's group": (
         {"fleet": {"pools": [{"name": "headgroup"}]}},
         'muxfleet: fleet.pools[0].name = "headgroup": KubeRay calls the head\'s group so; choose another',
