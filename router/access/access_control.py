@@ -21,6 +21,7 @@ _TPOT: Sequence[str] = ("x-muxfleet-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
 _TENANT: Sequence[str] = ("x-muxfleet-tenant", "x-llm-d-inference-fairness-id")
 _PRIORITY = "x-muxfleet-priority"
 _CONVERSATION = "x-muxfleet-conversation"
+_LEAST_MS = 0.001  # a policy divides by targets: one that underflows to none would end the engine
 _MAX_MS = 3_600_000.0
 _MAX_NAME = 128
 _PRIORITIES: Mapping[str, Priority] = {p.name.lower(): p for p in Priority}
@@ -175,8 +176,8 @@ def _seconds(headers: Headers, names: Sequence[str]) -> float | None:
         value_ms = float(text)
     except ValueError:
         value_ms = math.nan
-    if not 0.0 < value_ms <= _MAX_MS:
-        message = f"Header {name} is {text[:40]!r}: send milliseconds above 0, at most {_MAX_MS:.0f}."
+    if not _LEAST_MS <= value_ms <= _MAX_MS:
+        message = f"Header {name} is {text[:40]!r}: send milliseconds, at least {_LEAST_MS}, at most {_MAX_MS:.0f}."
         raise InvalidRequest(message, param=name)
     return value_ms / 1000.0
 

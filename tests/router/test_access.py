@@ -183,6 +183,7 @@ async def test_headers__tighter_target__is_granted_to_a_key_that_may(http, may: 
     [
         ("x-muxfleet-slo-ttft-ms", "soon"),
         ("x-muxfleet-slo-ttft-ms", "0"),
+        ("x-muxfleet-slo-ttft-ms", "1e-323"),  # in seconds it is 0
         ("x-muxfleet-slo-ttft-ms", "-1"),
         ("x-llm-d-slo-ttft-ms", "-inf"),
         ("x-muxfleet-slo-tpot-ms", "0.0"),
