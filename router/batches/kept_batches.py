@@ -45,10 +45,16 @@ class KeptBatches:
         return None if data is None else msgspec.json.decode(data, type=BatchRequest)
 
     def state(self, request: BatchRequest) -> BatchState:
-        data = self._store.read(f"{_folder(request)}/state.json")
+        folder = _folder(request)
+        data = self._store.read(f"{folder}/ended.json") or self._store.read(f"{folder}/state.json")
         return BatchState() if data is None else msgspec.json.decode(data, type=BatchState)
 
     def set_state(self, request: BatchRequest, state: BatchState) -> None:
+        """The first end of a batch is its end. A write of a replica whose store hung may come when another one has
+        taken the batch over and ended it: it would be under way again, and nobody work on it.
+        """
+        if state.status in TERMINAL:
+            self._store.create(f"{_folder(request)}/ended.json", msgspec.json.encode(state))
         self._store.write(f"{_folder(request)}/state.json", msgspec.json.encode(state))
 
     def cancel(self, request: BatchRequest) -> None:

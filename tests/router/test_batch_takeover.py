@@ -114,6 +114,10 @@ async def test_batch__replica_stands_while_another_ends_its_batch__changes_nothi
         list(being_read)
     assert (batches.state(request), list(batches.results(request))) == (ended, [])
 
+    for late in (BatchState(status="in_progress", total=2), BatchState(status="cancelled", total=2)):
+        batches.set_state(request, late)  # begun before the other one took over: its store hung in the midst
+        assert batches.state(request) == ended
+
 
 async def test_batch__two_replicas_at_once__share_many_batches_and_ask_each_line_once(start) -> None:
     unit = await start.unit()
