@@ -1,5 +1,6 @@
 """A whole fleet in virtual time: arrivals, gateways, units and heartbeats on one heap of events."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from traces.timeliness import SloTarget
 
 VIEW_PERIOD_S = 0.5  # units tell of themselves as often, and gateways hear of it at once
 _PROGRESS_EVENTS = 2048
+_IDLE_VIEWS = 2  # after so many, another tells gateways nothing new: the second compares with the first
 
 BuildUnits = Callable[[EventQueue, OnTokens], Sequence[SimulatedUnit]]
 
@@ -58,6 +60,7 @@ class FleetRun:
     ) -> None:
         self.agenda = EventQueue()
         self._num_views = 0  # that were events: the first was there before
+        self._idle_views = 0  # one after the other, up to the last
         self.statistics = {m.model: ModelStatistics(SloTarget(ttft_s=m.slo.ttft_s, tbt_s=m.slo.tbt_s)) for m in models}
         self._models = {m.model: m for m in models}
         self._stream = stream
@@ -337,7 +340,23 @@ class FleetRun:
         assert self._arrivals_left or is_over or self._homeless or self.agenda.has_more, (
             "requests are open and no unit works"
         )
+        self._idle_views = self._idle_views + 1 if is_over else 0
+        if self._idle_views >= _IDLE_VIEWS and not self._view_updates.moves_models:
+            now_s += self._skip_views(now_s) * VIEW_PERIOD_S
         self.agenda.at(now_s + VIEW_PERIOD_S, self._publish_next_view)
+
+    def _skip_views(self, now_s: float) -> int:
+        """Returns how many views would tell nothing, and counts them as events all the same: nobody waits or is served
+        until the next request comes, and one more view is told before that.
+        """
+        following = self._coming.first()
+        if following is None:
+            return 0
+        until_s = min(following[1].arrival_s, self._window_s)
+        skipped = max(0, math.ceil((until_s - now_s) / VIEW_PERIOD_S) - 2)
+        self._num_views += skipped
+        self.agenda.num_done += skipped
+        return skipped
 
     def _publish_next_view(self) -> None:
         self._num_views += 1
