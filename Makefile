@@ -16,10 +16,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-all check check-types check-source test-sglang test-lm-eval test-clients test-console chart test-k8s image
+.PHONY: help venv demo test test-long test-all check check-types check-source test-sglang test-lm-eval test-clients test-console chart test-k8s
 
 help: ## List the targets
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
 
 venv: $(STAMP) ## Environment only: .venv with pinned packages
 

@@ -56,8 +56,8 @@ def bench(
     """
     console = terminal()
     key = known_api_key(api_key)
-    models = served_models(url, api_key=key)
     whole = read_trace(trace, limit=requests, jitter="tick" if spread_ticks else "none", seed=seed)
+    models = served_models(url, api_key=key)
     timed = fit_rate(whole, rate_per_s=rate, rate_scale=rate_scale, seed=seed)
     named = fit_models(timed.trace, models, only=model, seed=seed)
     fitted = fit_lengths(named.trace, models, length_scale=length_scale)

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
-from rich.table import Table
 
 from deploy.commands.duration import seconds_of
+from deploy.commands.fitted_table import FittedTable
 from deploy.commands.json_file import writable, write_json
 from deploy.commands.terminal import terminal
 from deploy.commands.verbs import Verb
@@ -92,7 +92,19 @@ def list_keys(
     Example: muxfleet keys list --file keys.yaml
     """
     stored = read_key_file(file)
-    table = Table("id", "name", "models", "requests/min", "tokens/min", "priority", "admin", "tight targets", "expires")
+    table = FittedTable(keys=2)
+    for title in (
+        "id",
+        "name",
+        "models",
+        "requests/min",
+        "tokens/min",
+        "priority",
+        "admin",
+        "tight targets",
+        "expires",
+    ):
+        table.add_column(title)
     for key in stored.keys:
         table.add_row(
             key.id,

@@ -96,9 +96,9 @@ def simulate(
     check_sources(fleet)
     asked = _asked(context)
     stream = asked.stream(fleet)
-    console.print("\n".join(asked.told(stream)), soft_wrap=True)
     deployments = [replace(d, seed=seed) for d in _deployments(fleet, policy, baseline)]
     loads = _loads(load_speed, deployments) if control_loop else None
+    console.print("\n".join(asked.told(stream)), soft_wrap=True)
     session = _Session(console, fleet, stream, asked, None if plot is None else _plotter(plot), loads)
     try:
         session.find(deployments, jobs)

@@ -40,8 +40,8 @@ TRAINED_LIMITS = MachineLimits(
 
 FLEET_TEXT = """\
 # yaml-language-server: $schema=./fleet.schema.json
-# Three small models that share one CPU unit. `muxfleet demo --write DIR` writes this file and the checkpoints: those of
-# examples/demo.yaml with examples as DIR.
+# Three small models that share one CPU unit. `muxfleet demo --write examples` writes examples/demo.yaml and the
+# checkpoints that it names.
 name: demo
 models:
   - id: demo-llama

@@ -1,4 +1,4 @@
-"""`muxfleet bench`, interrupted: what had ended is shown and written."""
+"""`muxfleet bench`: a trace that is missing, and an interruption, after which what had ended is shown."""
 
 import json
 from pathlib import Path
@@ -58,3 +58,11 @@ def test_bench__interrupted__keeps_what_had_ended(
     assert "interrupted: 2 of 5 requests had ended" in out
     assert (found["total"]["requests"], found["total"]["finished"], found["not_ended"]) == (2, 2, 3)
     assert pq.read_schema(tmp_path / "rows.parquet").metadata[b"url"] == b"http://...@127.0.0.1:9"
+
+
+def test_bench__trace_is_missing__says_so_without_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "http://127.0.0.1:9", "--trace", str(tmp_path / "trace.csv")])
+
+    assert stopped.value.code == 2
+    assert f"{tmp_path / 'trace.csv'}: No such file or directory" in capsys.readouterr().err

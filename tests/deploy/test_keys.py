@@ -9,8 +9,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from deploy.cli import main
+from deploy.commands import keys as keys_command
 from deploy.environment import bearer_headers
 from deploy.errors import KeyFileError, OptionNotUsable
 from deploy.fleet_file.key_file import KeyFile, parse_key_file, read_key_file, sole_writer, write_key_file
@@ -55,6 +57,19 @@ def test_keys__new_list_revoke__file_follows_and_holds_no_secret(tmp_path, capsy
     assert run("keys", "new", "a", "--model", "", "--file", str(file)) == 2
     assert capsys.readouterr().err.startswith("muxfleet: --model '': must be letters, digits and")
     assert run("keys", "list", "--file", str(tmp_path / "none.yaml")) == 2
+
+
+def test_keys_list__narrow_terminal__cuts_no_id_and_no_name(tmp_path, capsys, monkeypatch) -> None:
+    file = tmp_path / "keys.yaml"
+    assert run("keys", "new", "team-of-research", "--file", str(file), "--model", "qwen-small", "--expires", "90d") == 0
+    monkeypatch.setattr(keys_command, "terminal", lambda: Console(width=80))
+    capsys.readouterr()
+
+    assert run("keys", "list", "--file", str(file)) == 0
+    (key,) = read_key_file(file).keys
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines if line.startswith(key.id)] == [[key.id, key.name]] * 2
 
 
 def test_keys_new__with_an_expiry__is_refused_from_then_on_and_listed_as_expired(tmp_path, capsys, monkeypatch) -> None:

@@ -36,6 +36,13 @@ def test_simulate__trace_of_other_models__says_who_gets_their_requests(run: Run,
     assert "the fleet has no gpt-9, opus: requests of the trace for them go to the fleet's models" in out
 
 
+def test_simulate__unknown_policy__is_refused_in_one_line_before_anything_is_told(run: Run) -> None:
+    code, out, err = run("simulate", EXAMPLE, "--policy", "nosuch")
+    assert (code, out) == (2, "")
+    assert err.startswith("muxfleet: --policy nosuch: unknown policy")
+    assert err.count("\n") == 1
+
+
 def test_simulate__control_loop_decides_nothing__says_so_without_an_empty_table(run: Run, tmp_path: Path) -> None:
     file = trace(tmp_path / "t.parquet", [0.0, 1.0], ["llama-8b", "llama-8b"])
     _, out, _ = run("simulate", EXAMPLE, "--trace", file, "--control-loop")
