@@ -72,7 +72,7 @@ def _model_state(
     statuses = [t.status for t in told if t.status.asleep is None]
     error = model.problem or next((s.error for s in statuses if s.error is not None), None)
     error = error or needs.fleet.held_back(place, now_s)
-    planned, problem = needs.goal.units_of(place), error or needs.goal.unplaced.get(place)
+    planned, problem = needs.goal.units_of(place), error or _unplaced(place, needs, now_s)
     has_turns = (needs.catalog.get(place) or model).settings.replicas.min == 0
     return ModelState(
         model=model.id,
@@ -89,6 +89,12 @@ def _model_state(
         slo=model.slo,
         weight_bytes=0 if model.spec is None else model.spec.weight_bytes,
     )
+
+
+def _unplaced(place: str, needs: ModelNeeds, now_s: float) -> str | None:
+    """A remedy of the plan is none where a unit that is there takes no models for a while."""
+    why = needs.goal.unplaced.get(place)
+    return why and "; ".join(filter(None, (why, needs.fleet.why_left_out(now_s))))
 
 
 def _progressed(progress: LoadProgress) -> tuple[int, float]:

@@ -149,6 +149,16 @@ class Fleet:
     def out_for_s(self, unit_id: str, now_s: float) -> float:
         return self._place_deaths.out_for_s(self._places.of(unit_id), now_s)
 
+    def why_left_out(self, now_s: float) -> str:
+        """Says which units take no models now, and why; "" where all do."""
+        told = []
+        for unit in self.registry.staying():
+            if self.out_for_s(unit.unit_id, now_s):
+                told.append(f"{unit.unit_id} is taken out for a while, as units keep dying in its place")
+            elif (cordon := self.cordon_on(unit.report)) is not None:
+                told.append(f"{unit.unit_id} is {'drained' if cordon.drains else 'cordoned'}")
+        return "; ".join(told)
+
     def learn(self, report: UnitReport, host_s: float, now_s: float) -> None:
         """Takes in what a unit measured; `host_s`: what the estimate takes the host to add to each launch."""
         self.learning.evidence.hear(report, self._places.of(report.unit_id), host_s=host_s, now_s=now_s)

@@ -4,6 +4,7 @@ import pytest
 from fleet_model import World, catalog, catalog_model
 
 from deploy.control.control_rules import ControlRules
+from deploy.control.cordons import Cordon, CordonScope
 from deploy.control.restart_budget import RestartBudget
 
 RULES = ControlRules(max_deaths=3, deaths_window_s=600.0, out_s=300.0)
@@ -34,6 +35,24 @@ def test_any_back__somebody_has_looked_since_its_time_was_over__is_told_all_the_
     assert budget.out_for_s("p", 300.1) == 0.0
     assert budget.any_back(300.2)
     assert not budget.any_back(300.3)
+
+
+def test_status__units_are_there_and_take_no_models__says_so_beside_what_the_plan_says() -> None:
+    """Who reads `add a unit` looks for one that is there."""
+    world = World(catalog(catalog_model("a", replicas=3)), expected_units=3)
+    for _ in range(3):
+        world.start_unit()
+    world.beat(20)
+    world.loop._fleet._place_deaths.take_out(world.loop._fleet._places.of("u1"), world.now_s)
+    cordon = Cordon(scope=CordonScope.UNIT, name="u2")
+    world.loop.set_cordons(world.loop.cordons.having(cordon), "cordoned")
+    world.want(catalog(catalog_model("a", replicas=3), "b", "c"))
+    world.beat(20)
+
+    told = world.loop.status(world.now_s).models[0].problem or ""
+    assert "u1 is taken out for" in told
+    assert "u2 is cordoned" in told
+    assert "u3" not in told
 
 
 @pytest.mark.parametrize("is_new_start", [False, True], ids=["applied", "before a new start"])
