@@ -21,6 +21,24 @@ class ReplyShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """Has thoughts between `opens` and `closes` end after so many tokens of the reply: then `end`, which are
+    `end_token_ids`, is put into it. `is_open`: the prompt has begun them.
+    """
+
+    tokens: int
+    opens: str
+    closes: str
+    is_open: bool
+    end: str
+    end_token_ids: tuple[int, ...]
+
+    def is_thinking(self, said: str) -> bool:
+        """Reads a reply as far as it has come."""
+        return (self.is_open or said.lstrip().startswith(self.opens.strip())) and self.closes not in said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """`request_id` is unique in the fleet; `client_request_id` is the one of the HTTP request, for logs. `choice`
     counts those of the request. One that is `prompt_only`, as one that `embeds`, was asked for no token: that which
@@ -47,6 +65,7 @@ class Generation:
     fills_context: bool = False
     shares_prompt: bool = False
     reply: ReplyShape | None = None
+    thinking: ThinkingBudget | None = None
     client_request_id: str = ""
     traceparent: str = ""
     weights: tuple[str | None, ...] = ()

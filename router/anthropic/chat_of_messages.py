@@ -56,6 +56,7 @@ def chat_of_messages(body: MessagesBody) -> ChatCompletionRequest:
         **_choice(body.tool_choice),
         "reasoning_effort": (effort or "high") if thinks else "none",
         "include_reasoning": thinks,
+        "thinking_token_budget": body.thinking.budget_tokens if thinks and body.thinking is not None else None,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True} if body.stream else None,
         "continue_final_message": _goes_on(messages, thinks=thinks) or None,
         "response_format": form and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}},

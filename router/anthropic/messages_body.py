@@ -90,6 +90,7 @@ class ChosenTool(msgspec.Struct, forbid_unknown_fields=True):
 
 class Thinking(msgspec.Struct):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | float | None = None
 
 
 class OutputFormat(msgspec.Struct):
@@ -129,3 +130,6 @@ class MessagesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     speed: Literal["standard", "fast"] | None = None
     user_profile_id: str | None = None
     inference_geo: str | None = None
+    fallbacks: Any = None  # what is asked where a model declines for Anthropic's policies: none does here
+    fallback_credit_token: str | None = None
+    billing_policy: dict[str, Any] | None = None

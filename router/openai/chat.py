@@ -145,11 +145,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningWish(RequestPart):
-    """OpenRouter's way to say both `reasoning_effort`, which counts before it, and `include_reasoning`."""
+    """OpenRouter's way to say `reasoning_effort`, `include_reasoning` and `thinking_token_budget`, which count before
+    it.
+    """
 
     effort: Effort | None = None
     enabled: bool | None = None
     exclude: bool | None = None
+    max_tokens: Annotated[Integer, Field(ge=0, le=2**31)] | None = None
 
 
 class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedChatParameters):
@@ -166,6 +169,7 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     reasoning: ReasoningWish | None = None
+    thinking_token_budget: Annotated[Integer, Field(ge=-1, le=2**31)] | None = None  # -1: none
     documents: list[dict[str, Any]] | None = None
 
     # vLLM's: the reply goes on from the last message, which is the assistant's.
@@ -193,6 +197,13 @@ class ChatCompletionRequest(GenerationParameters, InertChatParameters, RefusedCh
         if self.include_reasoning is not None or self.reasoning is None:
             return self.include_reasoning is not False
         return not self.reasoning.exclude
+
+    @property
+    def asked_thinking_tokens(self) -> int | None:
+        """Returns how many tokens thoughts may have; None: any number."""
+        if self.thinking_token_budget is not None:
+            return None if self.thinking_token_budget < 0 else self.thinking_token_budget
+        return None if self.reasoning is None else self.reasoning.max_tokens
 
     @property
     def template_arguments(self) -> dict[str, Any]:

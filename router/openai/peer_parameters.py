@@ -14,7 +14,6 @@ OnlyFalse = Literal[False] | None
 OnlyTrue = Literal[True] | None
 _Number = Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)]
 _Name = Annotated[str, Field(max_length=1024)]
-_OneValue = Annotated[Integer, Field(ge=-1, le=-1)]  # "unlimited", as vLLM writes it
 
 
 class InertPeerParameters(RequestPart):
@@ -56,7 +55,6 @@ class RefusedPeerParameters(RequestPart):
     ec_transfer_params: EmptyObject | None = None
     vllm_xargs: EmptyObject | None = None
     repetition_detection: EmptyObject | None = None
-    thinking_token_budget: _OneValue | None = None
     stop_regex: Empty | None = None
     lora_path: None = None
     session_params: EmptyObject | None = None

@@ -23,7 +23,7 @@ from router.errors import (
     WeightsChanged,
 )
 from router.gateway_scheduler import GatewayScheduler
-from router.generation import Generation, Output
+from router.generation import Generation, Output, ThinkingBudget
 from router.limits import GatewayLimits
 from router.live_view import LiveView
 from router.routing.routing import UnitChoice
@@ -50,11 +50,14 @@ class _Progress:
     The prompt's log-probabilities come whole, from one unit (`has_prompt`). `cached_tokens` of the prompt wait for the
     first tokens that are final: another unit finds those beside the prompt. `kv_from` is the frame stream of the unit
     that computed the prompt and has handed over; what others find cached is what they were sent. `stop_token_ids` are
-    those that the request asked to end at.
+    those that the request asked to end at. `budget` is of thoughts, as long as they may yet exceed it; `said` is what
+    was said meanwhile.
     """
 
     choice: int
     stop_token_ids: tuple[int, ...] = ()
+    budget: ThinkingBudget | None = None
+    said: str = ""
     final: list[int] = field(default_factory=list)
     open: list[tuple[int, TokenLogprob | None]] = field(default_factory=list)
     has_prompt: bool = False
@@ -66,6 +69,8 @@ class _Progress:
             self.cached_tokens = self.cached_tokens or delta.cached_tokens
         token_ids, logprobs = self._settle(delta)
         self.final.extend(token_ids)
+        if self.budget is not None:
+            self.said += delta.text
         is_told = bool(token_ids) or delta.finish is not None
         cached_tokens, self.cached_tokens = (self.cached_tokens, 0) if is_told else (0, self.cached_tokens)
         self.has_prompt = self.has_prompt or bool(delta.prompt)
@@ -83,6 +88,22 @@ class _Progress:
             stop=delta.stop,
             stop_token_id=self._stop_token_id(delta),
         )
+
+    def overthinks(self) -> bool:
+        if self.budget is None or len(self.final) < self.budget.tokens:
+            return False
+        if not self.budget.is_thinking(self.said):
+            self.budget = None
+        return self.budget is not None
+
+    def end_thoughts(self) -> Output:
+        """Puts their end into the reply: what units have said beyond it is lost."""
+        assert self.budget is not None
+        budget, self.budget = self.budget, None
+        self.open.clear()
+        self.final.extend(budget.end_token_ids)
+        num_tokens = len(budget.end_token_ids)
+        return Output(text=budget.end, num_tokens=num_tokens, choice=self.choice, token_ids=budget.end_token_ids)
 
     def lose_unit(self, endpoint: str) -> None:
         self.open.clear()
@@ -112,6 +133,22 @@ class _Progress:
         kept = len(self.open) - held_back
         settled, self.open = self.open[:kept], self.open[kept:]
         return tuple(token_id for token_id, _ in settled), tuple(p for _, p in settled if p is not None)
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Counts units that a generation has lost, and those that died one after the other before they gave it a token."""
+
+    attempts: int = 0
+    deaths: int = 0
+
+    def count(self, error: UnitLost | StreamRefused, *, was_served: bool) -> None:
+        # What is given back was not lost: a long answer of a model that takes turns is, again and again.
+        self.attempts += not isinstance(error, _BLAMELESS)
+        if was_served:
+            self.deaths = 0  # others on the unit are as likely the cause
+        else:
+            self.deaths += not isinstance(error, (UnitStalled, *_BLAMELESS))
 
 
 class GenerationRelay:
@@ -149,14 +186,16 @@ class GenerationRelay:
             RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
             WeightsChanged: no unit has the weights any more that it was prepared for.
         """
-        progress = _Progress(generation.choice, generation.sampling.stop_token_ids)
+        progress = _Progress(generation.choice, generation.sampling.stop_token_ids, generation.thinking)
         failed: set[str] = set()
         waiting_since_s = self._clock()
-        attempts = deaths = 0
+        losses = _Losses()
+        is_cut = False
         legs = itertools.count()
         unit = choice
         while len(progress.final) < generation.sampling.max_tokens:
-            if failed or progress.kv_from:
+            if failed or progress.kv_from or is_cut:
+                is_cut = False
                 next_unit = await self._wait_for_unit(generation, failed, waiting_since_s, progress)
                 if next_unit is None:
                     break
@@ -172,6 +211,12 @@ class GenerationRelay:
                             if output.finish is not None:
                                 return
                             waiting_since_s = self._clock()
+                            if is_cut := progress.overthinks():
+                                break
+                if is_cut:
+                    self._scheduler.left(generation.request_id, self._clock())
+                    yield progress.end_thoughts()
+                    continue
                 if not unit.hands_over:
                     raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
                 progress.hand_over(unit.endpoint)
@@ -179,19 +224,14 @@ class GenerationRelay:
                 continue
             except (UnitLost, StreamRefused) as error:
                 self._scheduler.left(generation.request_id, self._clock())
-                # What is given back was not lost: a long answer of a model that takes turns is, again and again.
-                attempts += not isinstance(error, _BLAMELESS)
-                if len(progress.final) > kept_tokens:
-                    deaths = 0  # it was served there: others on the unit are as likely the cause
-                else:
-                    deaths += not isinstance(error, (UnitStalled, *_BLAMELESS))
+                losses.count(error, was_served=len(progress.final) > kept_tokens)
                 failed.add(unit.unit_id)
                 progress.lose_unit(unit.endpoint)
                 self._note_loss(generation, unit, progress, error)
-            if deaths >= self._limits.max_deaths:
-                raise RequestKilledUnits(model=generation.model, units=deaths)
-            if attempts >= self._limits.max_attempts:
-                raise UnitsLost(model=generation.model, attempts=attempts, retry_after_s=_RETRY_AFTER_S)
+            if losses.deaths >= self._limits.max_deaths:
+                raise RequestKilledUnits(model=generation.model, units=losses.deaths)
+            if losses.attempts >= self._limits.max_attempts:
+                raise UnitsLost(model=generation.model, attempts=losses.attempts, retry_after_s=_RETRY_AFTER_S)
         # Nothing but the end was lost.
         yield Output(text="", num_tokens=0, choice=generation.choice, finish=FinishReason.LENGTH)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdmux_actor.messages import StructuredOutput
 from router.errors import ContextLengthExceeded, InvalidRequest
-from router.generation import ReplyShape
+from router.generation import ReplyShape, ThinkingBudget
 from router.limits import GatewayLimits
 from router.live_view import ContextLengths
 from router.openai.chat import ChatCompletionRequest
@@ -13,6 +13,7 @@ from router.openai.completions import CompletionRequest
 from router.openai.parameters import MAX_PROMPT_LOGPROBS, GenerationParameters
 from router.openai.tools import ToolUse
 from router.request_terms import AdmissionRequest
+from router.serving.thinking import thinking_budget
 from router.text.calls import TokenizerLoaded
 from router.text.reply_templates import forced_call
 from router.text.tokenization import Tokenizers
@@ -25,7 +26,7 @@ _MOST_TOKENS = 256  # of one bad word
 class Prompt:
     """`echo` is what the reply repeats before the completion, `reply` how it is read, None where it is all answer.
     `calls_form` keeps calls in it to the schemas of strict tools, where the model's way to call is known.
-    `before_answer` is what may come before an answer that has a form.
+    `before_answer` is what may come before an answer that has a form, `thinking` bounds thoughts.
     """
 
     token_ids: tuple[int, ...]
@@ -33,6 +34,7 @@ class Prompt:
     reply: ReplyShape | None = None
     calls_form: StructuredOutput | None = None
     before_answer: str = ""
+    thinking: ThinkingBudget | None = None
     skip_special_tokens: bool = True
 
 
@@ -62,10 +64,12 @@ async def chat_prompt(
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
     loaded = await tokenizers.of(card)
     shape = _reply_shape(request, use, chat.prompt_end, loaded)
+    budget = request.asked_thinking_tokens
     marks_are_special = loaded.marks_are_special and shape is not None and not use.must_call
     return Prompt(
         token_ids=tuple(chat.token_ids),
         reply=shape,
+        thinking=None if budget is None else await thinking_budget(budget, shape, card, tokenizers),
         before_answer=_before_answer(request, use, loaded),
         calls_form=use.strict_calls(loaded.call_marks) if use.strict and request.structured_output is None else None,
         skip_special_tokens=request.skips_special_tokens and not marks_are_special,

@@ -54,6 +54,7 @@ def generations_of(
                     sampling=sampling(max_tokens=max_tokens, choice=choice, fallback_seed=fallback_seed),
                     stop=request.stop_strings,
                     reply=prompt.reply,
+                    thinking=prompt.thinking,
                     skip_special_tokens=prompt.skip_special_tokens,
                     shows_stop=request.shows_stop,
                     cache_salt=request.prefix_salt,

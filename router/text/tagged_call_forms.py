@@ -87,11 +87,14 @@ MINIMAX_M3: Mapping[str, Any] = {
 }
 
 # sgl-project/sglang, function_call/step3_detector.
-STEP_3_END = "<\uff5ctool_calls_end\uff5c>"
+_STEP_CALLS, _STEP_CALL, _STEP_SEP, _STEP_CALL_END, STEP_3_END = (
+    f"<\uff5c{word}\uff5c>"
+    for word in ("tool_calls_begin", "tool_call_begin", "tool_sep", "tool_call_end", "tool_calls_end")
+)
 STEP_3: Mapping[str, Any] = {
-    "open_pattern": r"\s*(?:<\uff5ctool_calls_begin\uff5c>\s*)?<\uff5ctool_call_begin\uff5c>\s*function\s*"
-    r"<\uff5ctool_sep\uff5c>\s*<steptml:invoke name=\"(?P<name>[^\"\n]+)\">",
-    "close_pattern": r"</steptml:invoke>\s*<\uff5ctool_call_end\uff5c>",
+    "open_pattern": rf"\s*(?:{_STEP_CALLS}\s*)?{_STEP_CALL}\s*function\s*{_STEP_SEP}\s*"
+    r"<steptml:invoke name=\"(?P<name>[^\"\n]+)\">",
+    "close_pattern": rf"</steptml:invoke>\s*{_STEP_CALL_END}",
     "repeats": True,
     "content": "xml-inline",
     "content_args": {

@@ -248,7 +248,20 @@ def test_kimi_k3__does_not_think__answer_begins_with_the_reply() -> None:
     opened = '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>'
 
     assert told(K3, "Hi.<|close|>response<|sep|><|close|>message<|sep|>", 1, opened) == ("Hi.", "", [])
-    assert needs_special_tokens(template_for(K3), ["<|open|>"])
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "token"),
+    [
+        *((K3, token) for token in ("<|open|>", "<|sep|>", "<|close|>")),
+        (NS, NS),
+        *(("<steptml:", f"<\uff5c{word}\uff5c>") for word in ("tool_call_begin", "tool_sep", "tool_call_end")),
+        *(("<|tool_list_start|>", token) for token in ("<|tool_call_start|>", "<|tool_call_end|>")),
+        *(("<|action_start|>", token) for token in ("<|action_start|>", "<|plugin|>", "<|action_end|>")),
+    ],
+)
+def test_marks__are_special_tokens__units_must_show_them(chat_template, token) -> None:
+    assert needs_special_tokens(template_for(chat_template), [token])
 
 
 def test_answer__speaks_of_marks_after_a_call__both_are_there() -> None:

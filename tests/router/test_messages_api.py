@@ -168,6 +168,9 @@ async def test_message__fields_about_anthropics_own_service__change_nothing(talk
         "speed": "fast",
         "user_profile_id": "ann",
         "container": "c",
+        "fallbacks": "default",
+        "fallback_credit_token": "t",
+        "billing_policy": {"type": "billing_policy", "bill_to": "self"},
     }
     message = await ask(sdk, extra_body=service)
 

@@ -193,11 +193,18 @@ def test_reasoning__as_openrouter_writes_it__is_the_effort_and_whether_it_is_sho
     assert (request.asked_effort, request.shows_reasoning) == (effort, shown)
 
 
-def test_reasoning__with_a_budget__is_refused_by_its_name() -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        chat_of(reasoning={"max_tokens": 100})
-
-    assert refused.value.param == "reasoning.max_tokens"
+@pytest.mark.parametrize(
+    ("wish", "tokens"),
+    [
+        ({"reasoning": {"max_tokens": 100}}, 100),
+        ({"reasoning": {"max_tokens": 100}, "thinking_token_budget": 7}, 7),
+        ({"reasoning": {"max_tokens": 100}, "thinking_token_budget": -1}, None),
+        ({"thinking_token_budget": 0}, 0),
+        ({"reasoning": {"effort": "low"}}, None),
+    ],
+)
+def test_thinking_budget__by_any_name__is_that(wish, tokens) -> None:
+    assert chat_of(**wish).asked_thinking_tokens == tokens
 
 
 async def test_documents__come_into_a_template_that_reads_them(talk, tmp_path) -> None:
