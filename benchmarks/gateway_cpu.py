@@ -190,10 +190,12 @@ async def _round(
     before_s, text_before_s = time.process_time(), _text_cpu_s()
     if profiler is not None:
         profiler.enable()
-    await asyncio.get_running_loop().run_in_executor(None, clients.stdout.readline)
+    told = await asyncio.get_running_loop().run_in_executor(None, clients.stdout.readline)
     if profiler is not None:
         profiler.disable()
     spent_s, text_s = time.process_time() - before_s, _text_cpu_s() - text_before_s
+    if told != "done\n":
+        raise SystemExit("the clients have ended before all was answered: there is no figure; why stands above")
     if not is_counted:
         return []
     return [{"gateway_ms": 1e3 * spent_s / requests, "text_ms": 1e3 * text_s / requests}]
@@ -228,6 +230,8 @@ def main() -> None:
     parser.add_argument("--tokens-per-delta", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="for pstats: what the last round runs through")
     args = parser.parse_args()
+    if min(args.streams, args.tokens_per_delta) < 1:
+        parser.error("--streams and --tokens-per-delta take numbers above 0")
     with tempfile.TemporaryDirectory(prefix="gateway-cpu-") as made:
         folder = Path(made) / MODEL
         write_checkpoint(folder, _SHAPE)

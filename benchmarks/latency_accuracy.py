@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, default=PROFILES, metavar="DIR")
     parser.add_argument("--only", default=",".join(SECTIONS), metavar="SECTION,...", help="default: %(default)s")
     args = parser.parse_args()
+    if unknown := set(args.only.split(",")) - set(SECTIONS):
+        parser.error(f"--only {','.join(sorted(unknown))}: unknown; name some of {','.join(SECTIONS)}")
     started_s = time.perf_counter()
     found: list[Accuracy] = []
     try:

@@ -105,6 +105,8 @@ def measure(point: Point, *, seconds: float, seed: int) -> dict[str, Any]:
     fleet.settle()
     judged = [sent for sent in fleet.sent.values() if sent.coming.at_s >= _WARM_SHARE * seconds]
     gaps_s = sorted(gap_s for sent in judged for gap_s in sent.times.gaps_s)
+    if not gaps_s:
+        raise SystemExit(f"--rate {point.rate_per_s:g} for {seconds:g} s: no request to judge; raise one of them")
     firsts_s = [sent.times.ttft_s for sent in judged if math.isfinite(sent.times.ttft_s)]
     return {
         "models": point.count,
@@ -134,6 +136,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of arrivals; default 20")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    if args.seconds < 1 or min(args.rate or RATES_PER_S) <= 0:
+        parser.error("--seconds takes 1 or more, --rate numbers above 0")
     counts = args.models or ((8,) if args.quick else COUNTS)
     rates = args.rate or ((20.0,) if args.quick else RATES_PER_S)
     points = [

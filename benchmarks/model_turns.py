@@ -60,7 +60,8 @@ async def ask(client: httpx.AsyncClient, model: str, tokens: int) -> Asked:
 
 async def load(url: str, models: list[str], options: argparse.Namespace) -> list[Asked]:
     drawn, asked = random.Random(options.seed), list[asyncio.Task[Asked]]()
-    client = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None))
+    limits = httpx.Limits(max_connections=None)
+    client = httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits, trust_env=False)
     async with client, asyncio.TaskGroup() as all_:
         began_s = time.monotonic()
         while time.monotonic() - began_s < options.seconds:
@@ -98,6 +99,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
+    if options.models < 2 or options.rate <= 0:
+        parser.error("--models takes 2 or more, --rate a number above 0")
     options.seconds = 60.0 if options.quick else options.seconds
     models = [f"m{i}" for i in range(options.models)]
     with tempfile.TemporaryDirectory() as parent:

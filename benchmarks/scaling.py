@@ -189,6 +189,10 @@ def run(args: Namespace) -> None:
     rows: list[dict[str, Any]] = []
     if args.resume and args.json is not None and args.json.exists():
         rows = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
+        if others := {row["draws"] for row in rows} - {args.draws}:
+            raise SystemExit(
+                f"--resume: {args.json} has rows of --draws {others.pop()}; ask for as many, or name another"
+            )
     done = {(row["load"], row["scaler"]) for row in rows}
     left = [case for case in cases(args) if (case.load, case.scaler) not in done]
     with ProcessPoolExecutor(args.jobs) as workers:
@@ -209,4 +213,7 @@ if __name__ == "__main__":
     parser.add_argument("--draws", type=int, default=1, help="of each load, of which rows are the means")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, run what is missing")
-    run(parser.parse_args())
+    options = parser.parse_args()
+    if min(options.draws, options.jobs) < 1:
+        parser.error("--draws and --jobs take 1 or more")
+    run(options)

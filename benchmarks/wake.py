@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from engines.llama_checkpoint import shape_of
+from engines.llama_checkpoint import DEFAULT_CACHE, shape_of
 from report.command import make_parser, write_report
 from report.machine_facts import machine_facts
 
@@ -83,7 +83,8 @@ async def measure(folder: Path, dtype: str, rounds: int) -> dict[str, list[float
 def main() -> None:
     options = make_parser(__doc__, quick="the small checkpoint, three rounds").parse_args()
     rows = []
-    with tempfile.TemporaryDirectory() as parent:
+    DEFAULT_CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=DEFAULT_CACHE) as parent:  # /tmp may lie in memory, which drops no file
         for size, shape in list(SHAPES.items())[: 1 if options.quick else None]:
             folder = Path(parent) / size.replace(" ", "")
             write_random_checkpoint(folder, shape, seed=0)

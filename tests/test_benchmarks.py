@@ -1,7 +1,10 @@
 """Benchmarks are run by hand: what only running them would show is looked for in their sources."""
 
 import ast
+import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -145,3 +148,15 @@ def test_benchmark__class_that_tells_gateways_of_a_simulated_fleet__answers_all_
 
     assert telling
     assert not [name for name, methods in telling if not asked <= methods]
+
+
+def test_gateway_cpu__its_clients_end_amid_a_round__there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gateway_cpu
+
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=pipe, stdout=pipe, text=True) as clients,
+        pytest.raises(SystemExit, match="before all was answered"),
+    ):
+        asyncio.run(gateway_cpu._round(clients, 96, None, is_counted=True))

@@ -263,6 +263,9 @@ class PlannedMove:
     def has(self, unit_id: str, model: str) -> bool:
         return self._units[unit_id].is_ready(model)
 
+    def has_died(self, unit_id: str) -> bool:
+        return False
+
     def decisions(self, now_s: float) -> tuple[PlacementDecision, ...]:
         return ()
 

@@ -85,7 +85,16 @@ async def scraped(client: httpx.AsyncClient, **headers: str) -> Mapping[str, Met
 
 
 def labels(family: Metric, label: str) -> list[str | None]:
-    return [sample.labels.get(label) for sample in family.samples if not sample.name.endswith("_created")]
+    return [sample.labels.get(label) for sample in family.samples]
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+async def test_scrape__counters_and_histograms__has_no_second_series_of_when_each_began(gateways, accept) -> None:
+    _, client = gateways
+
+    found = await scraped(client, accept=accept)
+
+    assert [s.name for family in found.values() for s in family.samples if s.name.endswith("_created")] == []
 
 
 async def test_scrape__of_two_gateways__has_what_each_counts_and_once_what_both_know(gateways) -> None:
