@@ -132,6 +132,12 @@ def test_document__files_of_the_project_it_names__exist(file: Path) -> None:
     assert not [n for n in named if not list(ROOT.glob(n.rstrip("/"))) and not list(ROOT.glob(n + ".py"))]
 
 
+@pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
+def test_document__installs_the_chart__fetches_what_it_depends_on_first(file: Path) -> None:
+    before, install, _ = file.read_text(encoding="utf-8").partition("helm install fleet helm")
+    assert not install or "helm dependency update helm" in before
+
+
 def test_extras__named_in_documents_examples_and_remedies__are_ours() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     files = [*DOCUMENTS, *EXAMPLES, *(ROOT / "deploy").rglob("*.py")]
