@@ -163,6 +163,19 @@ def test_rules__metrics_in_them__are_in_a_gateways_answer(groups: dict[str, Any]
     assert recorded == {rule["record"] for rule in rules(groups) if "record" in rule}
 
 
+def test_dashboards__figures_that_may_be_negative__are_not_cut_off_at_zero() -> None:
+    """An axis with a minimum of 0 shows nothing of a missed target."""
+    rows = re.findall(
+        r"^\| `(muxfleet_\w+)` .*(?:negative|-1).*$", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE
+    )
+    panels = [panel for file in DASHBOARDS for panel in json.loads(file.read_text())["panels"] if "targets" in panel]
+    of_rows = [p for p in panels if any(name in target["expr"] for target in p["targets"] for name in rows)]
+
+    assert set(rows) == {"muxfleet_decode_headroom_ratio", "muxfleet_telemetry_age_seconds"}
+    assert len(of_rows) == 2
+    assert [p["title"] for p in of_rows if "min" in p["fieldConfig"]["defaults"]] == []
+
+
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
 def test_dashboard__json_model__is_sound(file: Path) -> None:
     model = json.loads(file.read_text())

@@ -64,6 +64,7 @@ def _row(title: str, number: int, top: int) -> dict[str, Any]:
 
 
 def _timeseries(panel: Panel, number: int, place: Mapping[str, int]) -> dict[str, Any]:
+    least = {} if panel.may_be_negative else {"min": 0}
     stacking = {"mode": "normal" if panel.is_stacked else "none", "group": "A"}
     return {
         "id": number,
@@ -73,7 +74,7 @@ def _timeseries(panel: Panel, number: int, place: Mapping[str, int]) -> dict[str
         "datasource": dict(_SOURCE),
         "gridPos": dict(place),
         "fieldConfig": {
-            "defaults": {"unit": panel.unit, "min": 0, "custom": {"stacking": stacking, "fillOpacity": 10}},
+            "defaults": {"unit": panel.unit, **least, "custom": {"stacking": stacking, "fillOpacity": 10}},
             "overrides": [],
         },
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},

@@ -16,7 +16,8 @@ def multiplexing_row() -> Sequence[Panel]:
             title="Headroom of decode",
             queries={"{{unit}}": of_units("muxfleet_decode_headroom_ratio")},
             unit="percentunit",
-            description="Share of the tightest TBT target that decode steps leave.",
+            description="Share of the tightest TBT target that decode steps leave; negative: missed.",
+            may_be_negative=True,
         ),
         Panel(
             title="Decode step, predicted and achieved",

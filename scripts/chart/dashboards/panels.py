@@ -13,6 +13,7 @@ class Panel:
     unit: str
     description: str = ""
     is_stacked: bool = False
+    may_be_negative: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,8 @@ def _work() -> Sequence[Panel]:
             title="Age of the gateways' view",
             queries={"{{gateway}}": 'max by (gateway) (muxfleet_telemetry_age_seconds{job=~"$job"})'},
             unit="s",
+            description="-1: it has none yet.",
+            may_be_negative=True,
         ),
         Panel(
             title="Gateways by version",
