@@ -51,7 +51,6 @@ _SIZES_POLL_S = 0.5
 _LEADERSHIP_POLL_S = 1.0  # well below the seconds that a fresh control loop waits for units
 _LEFT_S = 3.0
 
-
 ReadDecisions = Callable[[str, str, int], Awaitable[bytes | None]]
 """Pool, unit id, how many."""
 
@@ -257,12 +256,14 @@ class Controller:
             answer = await self._plan_trial(self._loop.trial_task(cordon, self._clock.now_s()))
             if homeless := self._loop.homeless_after(cordon, answer.solution.plan):
                 return homeless
+        await self._ask_who_leads()
         does = "drained" if cordon.drains else "cordoned"
         self._set_cordons(self._loop.cordons.having(cordon), f"{cordon.scope} {cordon.name} is {does}")
         return {}
 
     async def uncordon(self, scope: CordonScope, name: str) -> bool:
         """False: there was no cordon. Raises ConnectionRefusedError as `cordon` does."""
+        await self._ask_who_leads()
         cordons = self._loop.cordons.without(scope, name)
         if cordons == self._loop.cordons and not self._is_left():
             return False
@@ -295,28 +296,28 @@ class Controller:
         while True:
             await asyncio.sleep(_LEADERSHIP_POLL_S)
             try:
-                stood_s = self._clock.stood_s()
-                if await asyncio.to_thread(self._leadership.is_taken_over):
+                await self._ask_who_leads()
+                if self._is_followed:
                     logger.info("another control loop has come: units are sent there")
-                    if self._may_be_left():
-                        self._heard_s = float("-inf")  # they went there meanwhile
-                    self._is_followed = True
                     return self._lease_server.close()
-                self._asked_stood_s = stood_s
             except Exception as error:  # Ray's client raises what it likes; it is asked again
                 logger.debug("Ray does not tell who leads", extra={"reason": repr(error)})
 
+    async def _ask_who_leads(self) -> None:
+        """Raises what Ray's client raises."""
+        stood_s = self._clock.stood_s()
+        if await asyncio.to_thread(self._leadership.is_taken_over):
+            self._is_followed = True
+            if stood_s != self._asked_stood_s:  # units went there meanwhile
+                self._heard_s = float("-inf")
+        self._asked_stood_s = stood_s
+
     def _is_left(self) -> bool:
         """Units are with the next control loop: what is wanted of Serve and the store is what that one wants. Where it
-        does not come up, they come back here by Serve's calls.
+        does not come up, they come back here by Serve's calls. Who stood does not know before he has asked.
         """
-        if not self._is_followed:
-            return self._may_be_left()
-        return self._clock.now_s() - self._heard_s > _LEFT_S
-
-    def _may_be_left(self) -> bool:
-        """It stood, and has not asked since whether another one has come."""
-        return self._clock.stood_s() != self._asked_stood_s
+        stood = self._clock.stood_s() != self._asked_stood_s
+        return self._clock.now_s() - self._heard_s > _LEFT_S if self._is_followed else stood
 
     async def _scale_pools(self) -> None:
         """Serve runs as many units as are wanted, as soon as it answers."""
@@ -380,8 +381,7 @@ class Controller:
             return
         self._state.keep_events(self._log)
         self._state.keep_usage(self._usages.kept(time.time()))
-        state = self._loop.state(self._clock.now_s())
-        if state is not None:
+        if (state := self._loop.state(self._clock.now_s())) is not None:
             self._state.keep(state)
 
     def _apply(self) -> None:

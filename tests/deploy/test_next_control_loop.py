@@ -134,6 +134,25 @@ async def test_controller__stood_while_the_next_one_came__overwrites_no_state_as
     assert kept.writes == already
 
 
+async def test_cordon__control_loop_stood_a_moment_ago__is_in_force_where_nobody_else_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leadership = TakenLeadership()
+    alone = Controller(token=TOKEN, host=lambda: "127.0.0.1", leadership=leadership)
+    await alone.reconfigure({"models": [], "policy": "mux", "expected_units": {"p": 1}})
+    monotonic, stood_s = time.monotonic, 20.0
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + stood_s)
+    await alone.heartbeat(a_report())
+
+    await alone.cordon(Cordon(scope=CordonScope.NODE, name="n"))
+    assert await alone.uncordon(CordonScope.NODE, "n")
+
+    stood_s, leadership.is_over = 40.0, True
+    await alone.heartbeat(a_report())
+    with pytest.raises(ConnectionRefusedError, match="another control loop"):
+        await alone.cordon(Cordon(scope=CordonScope.NODE, name="n"))
+
+
 async def test_cordon__units_are_with_the_next_one__is_refused_and_overwrites_no_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
