@@ -332,7 +332,7 @@ class GatewayNotReady(RouterError):
     def __init__(self, *, knows_fleet: bool, retry_after_s: int, ends: bool = False) -> None:
         reason = "No model is routable yet" if knows_fleet else "This gateway is new and does not know the fleet yet"
         if ends:
-            reason = "This gateway ends, and its requests that waited for their turn with it; another one serves"
+            reason = "This gateway ends, and its requests with it"
         super().__init__(f"{reason}; retry in {retry_after_s} s.", code="no_capacity", retry_after_s=retry_after_s)
         self.knows_fleet = knows_fleet
 

@@ -212,6 +212,9 @@ class GatewayIngress:
     async def take_background(self, handed: Sequence[HandedEvents]) -> list[bytes] | None:
         return self._background.handover.take(handed)
 
+    async def end_answers(self, after_s: float) -> None:
+        asyncio.get_running_loop().call_later(after_s, self._gateway.end_answers)
+
     async def take_responses(self, copies: Sequence[bytes]) -> None:
         self._copies.take(copies)
 

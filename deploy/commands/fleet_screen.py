@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _PROXY_WORDS: Mapping[str, str] = {"haproxy": " behind HAProxy", "python": " behind Serve's Python proxy"}
 STOP_S = 30.0
 """How long Ctrl-C lets streams finish and processes end."""
+_END_S = 6.0  # for processes to end, when the last stream has
 
 
 @contextmanager
@@ -87,12 +88,9 @@ def fleet_on_screen(
     with supervised(supervisor):
         supervisor.limit_start(wait_s)
         with screen, _cluster(fleet, screen, supervisor, is_verbose=is_verbose):
-            # Ray reads its environment when it is imported.
-            from deploy.serve.serve_fleet import serve_fleet
-
             screen.line(f"Ray is up, deploying fleet {fleet.name!r}{'' if is_joining else _PROXY_WORDS[proxy]}")
             supervisor.heed_signals()  # Ray has set a handler of its own meanwhile
-            with serve_fleet(fleet, outlived_by_ray=is_joining, is_lost=lambda: supervisor.is_lost) as running:
+            with _deployed(fleet, supervisor, is_joining=is_joining, stop_s=stop_s) as running:
                 remaining_s = max(1.0, began_s + wait_s - time.monotonic())
                 running.wait_until_ready(
                     on_change=screen.model,
@@ -208,6 +206,19 @@ def _cluster(
         return joined_ray(address, is_verbose=is_verbose)
     screen.announce("starting Ray on this machine")
     return local_ray(num_cpus=logical_cpus(fleet), is_verbose=is_verbose, supervisor=supervisor)
+
+
+def _deployed(
+    fleet: FleetFile, supervisor: Supervisor, *, is_joining: bool, stop_s: float
+) -> AbstractContextManager["ServeFleet"]:
+    from deploy.serve.serve_fleet import serve_fleet  # after the environment is set, as above
+
+    return serve_fleet(
+        fleet,
+        outlived_by_ray=is_joining,
+        is_lost=lambda: supervisor.is_lost,
+        finish_s=max(stop_s - _END_S, stop_s / 2),
+    )
 
 
 def _import_beside(module: str) -> None:

@@ -38,6 +38,7 @@ from deploy.serve.serve_calls import (
 
 _POLL_S = 0.2
 _CALL_TIMEOUT_S = 10.0
+_STOP_CALL_TIMEOUT_S = 2.0
 _SEE_LOGS = "run again with -v for the logs"
 
 
@@ -191,10 +192,12 @@ class ServeFleet:
 
 
 @contextmanager
-def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[], bool]) -> Iterator[ServeFleet]:
-    """Deploys both applications and takes them down at the end, letting streams in flight finish for a while. In a
-    cluster that stays, Serve goes too if it was started here: its port cannot be changed while it runs. Of a cluster
-    that `is_lost` nothing is asked any more.
+def serve_fleet(
+    fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[], bool], finish_s: float
+) -> Iterator[ServeFleet]:
+    """Deploys both applications and takes them down at the end. Streams in flight have `finish_s` to finish; then an
+    error is their end. In a cluster that stays, Serve goes too if it was started here: its port cannot be changed while
+    it runs. Of a cluster that `is_lost` nothing is asked any more.
 
     Raises:
         FleetStartError: Serve runs other applications in the cluster.
@@ -218,10 +221,19 @@ def serve_fleet(fleet: FleetFile, *, outlived_by_ray: bool, is_lost: Callable[[]
     finally:
         if not is_lost():
             try:
+                if has_served:
+                    _bound_answers(finish_s)
                 _take_down(with_serve=outlived_by_ray and not was_running)
             except (RayError, RayServeException, TimeoutError) as error:
                 if has_served or outlived_by_ray:  # else its cluster takes all of it along, and no stream has begun
                     raise StopUnanswered(outlived_by_ray=outlived_by_ray) from error
+
+
+def _bound_answers(finish_s: float) -> None:
+    """What goes asks nobody any more, so that gateways are told before. One that does not answer cuts its streams."""
+    with suppress(RayError, RayServeException, TimeoutError):
+        gateways = deployment_handle(GATEWAY_DEPLOYMENT, GATEWAY_APP)
+        gateways.broadcast("end_answers", finish_s).results(timeout_s=_STOP_CALL_TIMEOUT_S)
 
 
 def _take_down(*, with_serve: bool) -> None:

@@ -107,7 +107,7 @@ class Gateway:
             view_age_s=lambda: -1.0 if self.view.updated_s is None else clock() - self.view.updated_s,
             ledger=self.scheduler.ledger,
         )
-        dispatcher = GenerationRelay(
+        self._relay = GenerationRelay(
             view=self.view,
             pool=self._pool,
             scheduler=self.scheduler,
@@ -129,7 +129,7 @@ class Gateway:
         self._runner = GenerationRunner(
             scheduler=self.scheduler,
             room=self._room,
-            dispatcher=dispatcher,
+            dispatcher=self._relay,
             metrics=self.metrics,
             events=self.events,
             limits=self.limits,
@@ -143,7 +143,7 @@ class Gateway:
         self.absence.update()
         self.metrics.start_models(card.model for card in view.models)
         self._pool.update(view)
-        self._leave_out_unreachable()
+        self.scheduler.set_unreachable(self._relay.unreachable_units())
         self.scheduler.update_view(view, now_s)
         self._room.refuse()
         self._room.pump()
@@ -159,16 +159,16 @@ class Gateway:
 
     def note_unreachable(self) -> None:
         """Keeps requests from units that this gateway does not reach now, or again lets them go there."""
-        self._leave_out_unreachable()
+        self.scheduler.set_unreachable(self._relay.unreachable_units())
         self._room.pump()
 
-    def _leave_out_unreachable(self) -> None:
-        unreachable = self._pool.unreachable()
-        units = self.view.current.units
-        self.scheduler.set_unreachable(frozenset(u.report.unit_id for u in units if u.report.endpoint in unreachable))
+    def end_answers(self) -> None:
+        """Ends what waits or has begun with an error that says to ask again."""
+        self._room.close()
+        self._pool.end()
 
     async def close(self) -> None:
-        self._room.close()
+        self.end_answers()
         await self._pool.close()
         self._tokenizers.close()
         self._replies.close()

@@ -14,6 +14,7 @@ from pdmux_actor.messages import FinishReason, GenerateRequest, Slo
 from pdmux_actor.serving.frames import Delta, KvMoved, TokenLogprob
 from router.errors import (
     ContextLengthExceeded,
+    GatewayNotReady,
     GenerationFailed,
     InvalidRequest,
     ModelNotFound,
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.5  # units become reachable again without a new view
 _RETRY_AFTER_S = 5
+_ENDED_RETRY_AFTER_S = 1  # another gateway is there
 
 
 class _GivenBack(UnitLost):
@@ -185,6 +187,7 @@ class GenerationRelay:
             UnitsLost: too many units were lost under it.
             RequestKilledUnits: units died under it one after the other before they gave it a token: it may be why.
             WeightsChanged: no unit has the weights any more that it was prepared for.
+            GatewayNotReady: the gateway ends.
         """
         progress = _Progress(generation.choice, generation.sampling.stop_token_ids, generation.thinking)
         failed: set[str] = set()
@@ -213,17 +216,16 @@ class GenerationRelay:
                             waiting_since_s = self._clock()
                             if is_cut := progress.overthinks():
                                 break
-                if is_cut:
-                    self._scheduler.left(generation.request_id, self._clock())
-                    yield progress.end_thoughts()
-                    continue
-                if not unit.hands_over:
+                if not (is_cut or unit.hands_over):
                     raise UnitLost(endpoint=unit.endpoint, reason="the stream ended without a last Delta")
-                progress.hand_over(unit.endpoint)
                 self._scheduler.left(generation.request_id, self._clock())
-                continue
+                if is_cut:
+                    yield progress.end_thoughts()
+                else:
+                    progress.hand_over(unit.endpoint)
             except (UnitLost, StreamRefused) as error:
                 self._scheduler.left(generation.request_id, self._clock())
+                self._check_pool()
                 losses.count(error, was_served=len(progress.final) > kept_tokens)
                 failed.add(unit.unit_id)
                 progress.lose_unit(unit.endpoint)
@@ -267,7 +269,7 @@ class GenerationRelay:
         self, generation: Generation, unit: UnitChoice, stall: Stall, failed: Set[str], progress: _Progress
     ) -> None:
         """Where no other unit can serve it, the stream stays where it is: the unit comes to itself, or is replaced."""
-        self._scheduler.set_unreachable(self._unreachable_units())
+        self._scheduler.set_unreachable(self.unreachable_units())
         if self._route(generation, failed | {unit.unit_id}, progress) is not None:
             raise UnitStalled(endpoint=unit.endpoint, reason=stall.reason)
 
@@ -294,8 +296,9 @@ class GenerationRelay:
         while True:
             if progress.final and self._fills_context(generation, len(progress.final)):
                 return None
+            self._check_pool()
             self._check_weights(generation, progress)
-            self._scheduler.set_unreachable(self._unreachable_units())
+            self._scheduler.set_unreachable(self.unreachable_units())
             unit = self._route(generation, left_out, progress)
             if unit is not None:
                 return unit
@@ -304,6 +307,10 @@ class GenerationRelay:
             await self._view.changed(min(_POLL_S, patience_s - waited_s))
             if self._clock() - started_s >= self._limits.avoid_s:
                 left_out.clear()
+
+    def _check_pool(self) -> None:
+        if self._pool.is_ended:
+            raise gateway_ends()
 
     def _check_weights(self, generation: Generation, progress: _Progress) -> None:
         """Raises WeightsChanged: the rest of what was begun would be another model's, and so might its prompt."""
@@ -320,7 +327,7 @@ class GenerationRelay:
         known = len(generation.prompt_token_ids) + output_tokens
         return generation.fills_context and context is not None and known >= context.now
 
-    def _unreachable_units(self) -> frozenset[str]:
+    def unreachable_units(self) -> frozenset[str]:
         endpoints = self._pool.unreachable()
         if not endpoints:
             return frozenset()
@@ -347,6 +354,10 @@ class GenerationRelay:
         if waited_s >= patience_s:
             loading = ModelPhase.LOADING in self._view.phases(model)
             raise ModelUnavailable(model=model, loading=loading, waited_s=waited_s, retry_after_s=_RETRY_AFTER_S)
+
+
+def gateway_ends() -> GatewayNotReady:
+    return GatewayNotReady(knows_fleet=True, ends=True, retry_after_s=_ENDED_RETRY_AFTER_S)
 
 
 def _continuation(generation: Generation, progress: _Progress, leg: int, slo: Slo) -> GenerateRequest:

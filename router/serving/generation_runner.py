@@ -6,7 +6,6 @@ from contextlib import aclosing
 
 from router.admission.admission import Admit, NoCapacity, Outcome, Queue, Shed
 from router.errors import (
-    GatewayNotReady,
     InvalidRequest,
     ModelLoadFailed,
     ModelNotFound,
@@ -20,12 +19,10 @@ from router.generation import Generation, Output
 from router.limits import GatewayLimits
 from router.request_terms import AdmissionRequest, Caller
 from router.routing.routing import UnitChoice
-from router.serving.generation_relay import GenerationRelay
+from router.serving.generation_relay import GenerationRelay, gateway_ends
 from router.telemetry.fleet_event import RequestEvents
 from router.telemetry.metrics import GatewayMetrics, GenerationStopwatch
 from router.telemetry.service_report import ServiceReport
-
-_CLOSED_RETRY_AFTER_S = 1  # another gateway is there
 
 
 class WaitingRequests:
@@ -62,7 +59,7 @@ class WaitingRequests:
             RouterError: it would wait, or has begun to wait, in vain.
         """
         if self._is_closed:
-            raise _ends()
+            raise gateway_ends()
         if (error := self._in_vain(request)) is not None:
             raise error
         came_s = self._clock()
@@ -102,7 +99,7 @@ class WaitingRequests:
         """
         self._is_closed = True
         for request, waiting in list(self._waiting.values()):
-            self._end(request, waiting, _ends())
+            self._end(request, waiting, gateway_ends())
         self._cancel_timers()
 
     def _end(self, request: AdmissionRequest, waiting: asyncio.Future[Outcome], error: RouterError) -> None:
@@ -289,7 +286,3 @@ def _is_failure(error: Exception) -> bool:
     if isinstance(error, WeightsChanged):
         return error.has_begun
     return not isinstance(error, InvalidRequest | ModelNotFound)
-
-
-def _ends() -> GatewayNotReady:
-    return GatewayNotReady(knows_fleet=True, ends=True, retry_after_s=_CLOSED_RETRY_AFTER_S)

@@ -56,6 +56,10 @@ class FrameStreamClient:
             connection = await self._connect_once()
         return await connection.open_stream(request)
 
+    def end(self) -> None:
+        if self._connection is not None:
+            self._connection.close("the gateway ends")
+
     async def close(self) -> None:
         if self._connecting is not None:
             self._connecting.cancel()
@@ -116,6 +120,7 @@ class UnitPool:
         self._clients: dict[str, FrameStreamClient] = {}
         self._token = ""
         self._closing: set[asyncio.Task[None]] = set()
+        self.is_ended = False
 
     def update(self, view: FleetView) -> None:
         """Called from the event loop."""
@@ -131,6 +136,8 @@ class UnitPool:
 
     async def open(self, endpoint: str, request: GenerateRequest) -> DeltaStream:
         """Raises as `FrameStreamClient.open`."""
+        if self.is_ended:
+            raise UnitUnreachable(endpoint=endpoint, reason="the gateway ends")
         client = self._clients.get(endpoint)
         if client is None:
             client = self._clients[endpoint] = FrameStreamClient(endpoint, self._token, self._silence)
@@ -139,6 +146,12 @@ class UnitPool:
     def unreachable(self) -> frozenset[str]:
         """Endpoints that could not be reached a moment ago, or whose units make no progress."""
         return frozenset(endpoint for endpoint, client in self._clients.items() if not client.reachable)
+
+    def end(self) -> None:
+        """Breaks all streams off, and opens none any more."""
+        self.is_ended = True
+        for client in self._clients.values():
+            client.end()
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients.values()), *self._closing)

@@ -146,7 +146,7 @@ def deaf_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stop__serve_says_nothing__is_one_error_that_tells_what_is_left(outlived_by_ray: bool, told: str) -> None:
     with (
         pytest.raises(StopUnanswered, match=f"did not answer at the stop: .*{told}") as stopped,
-        serve_fleet.serve_fleet(FLEET, outlived_by_ray=outlived_by_ray, is_lost=lambda: False),
+        serve_fleet.serve_fleet(FLEET, outlived_by_ray=outlived_by_ray, is_lost=lambda: False, finish_s=1.0),
     ):
         pass
 
@@ -154,10 +154,37 @@ def test_stop__serve_says_nothing__is_one_error_that_tells_what_is_left(outlived
 
 
 @pytest.mark.usefixtures("deaf_serve")
+@pytest.mark.parametrize("answers", [True, False])
+def test_stop__gateways_are_told_when_answers_end__before_they_go(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """Later nobody reaches them. One that says nothing holds up no stop."""
+    done: list[object] = []
+
+    class Told:
+        def results(self, timeout_s: float) -> None:
+            if not answers:
+                raise TimeoutError
+
+    class Gateways:
+        def broadcast(self, *call: object) -> Told:
+            done.append(call)
+            return Told()
+
+    monkeypatch.setattr(serve_fleet, "deployment_handle", lambda deployment, application: Gateways())
+    monkeypatch.setattr(serve_fleet, "_take_down", lambda with_serve: done.append("taken down"))
+
+    with serve_fleet.serve_fleet(FLEET, outlived_by_ray=False, is_lost=lambda: False, finish_s=24.0):
+        pass
+
+    assert done == [("end_answers", 24.0), "taken down"]
+
+
+@pytest.mark.usefixtures("deaf_serve")
 def test_stop__serve_says_nothing_after_a_start_that_failed__tells_why_it_failed() -> None:
     with (
         pytest.raises(FleetStartError, match="no model is ready"),
-        serve_fleet.serve_fleet(FLEET, outlived_by_ray=False, is_lost=lambda: False),
+        serve_fleet.serve_fleet(FLEET, outlived_by_ray=False, is_lost=lambda: False, finish_s=1.0),
     ):
         raise FleetStartError(reason="no model is ready", remedy="look")
 

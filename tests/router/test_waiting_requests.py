@@ -1,6 +1,7 @@
 """Requests that wait for their turn end when waiting has become useless."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -65,6 +66,34 @@ async def test_waiting__gateway_ends__is_told_to_come_again_also_with_several_ch
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")
         assert "This gateway ends" in answer.json()["error"]["message"]
         assert answer.headers["retry-after"] == "1"
+    assert is_idle(served.gateway.scheduler)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_under_way__gateway_ends__its_end_is_an_error_that_says_to_come_again(
+    serve, n: int, stream: bool
+) -> None:
+    """A stream that was cut would be the network's fault to its client; some take that for the end of the answer."""
+    unit = FakeUnit(token_gap_s=0.02)
+    served = await serve(unit)
+    body = {"model": MODEL, "prompt": "x", "n": n, "stream": stream, "max_tokens": 2000}
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http, asyncio.timeout(30):
+        asking = asyncio.create_task(http.post("/v1/completions", json=body))
+        await eventually(lambda: len(unit.requests) == n)
+        await asyncio.sleep(0.2)
+        served.gateway.end_answers()
+        reply = await asking
+        late = await http.post("/v1/completions", json=body)
+
+    events = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert (reply.status_code, late.status_code) == (200 if stream else 503, 503)
+    assert not stream or len(events) > 1
+    error = json.loads(events[-1] if stream else reply.text)["error"]
+    assert (error["code"], error["message"]) == (
+        "no_capacity",
+        "This gateway ends, and its requests with it; retry in 1 s.",
+    )
     assert is_idle(served.gateway.scheduler)
 
 
