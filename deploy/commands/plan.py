@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,23 +87,23 @@ def plan(
     Example: muxfleet plan examples/simulated-8gpu.yaml --solver search --what-if nodes=+1,rate.llama-8b=x2
     The cheapest nodes: muxfleet plan examples/simulated-8gpu.yaml --attainment 0.99 --price large=30,small=9
     """
-    console = terminal()
-    picture = None if plot is None else _picture(plot)
+    console, picture = terminal(), None if plot is None else _picture(plot)
     given = _asked(file, solver)
     fleet = supposed = _supposed(given, what_if, attainment)
     before = None if current is None else _current_plan(current, given, choose_meshes=choose_meshes)
-    deadline_s = time.monotonic() + time_budget
+    search = _Deadline(time_budget)
     asked = AskedSize(attainment=attainment, budget=budget, price=price, most_nodes=most_nodes)
-    size = asked.found_for(fleet, console, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
+    size = asked.found_for(fleet, console, choose_meshes=choose_meshes, is_time_up=search)
     if size is not None:
-        fleet, deadline_s = sized_fleet(fleet, size), deadline_s + time_budget
+        fleet, search = sized_fleet(fleet, size), _Deadline(time_budget)
     with told_work(console, f"planning with {fleet.placement.solver}"):
-        planned = _solved(fleet, before, choose_meshes, deadline_s)
-        without = None if what_if is None else _solved(given, before, choose_meshes, deadline_s)
+        planned = _solved(fleet, before, choose_meshes, search)
+        without = None if what_if is None else _solved(given, before, choose_meshes, search)
         bound_per_s = most_served_by(fleet, planned, choose_meshes=choose_meshes)
-        enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=_ends_at(deadline_s))
+        enough = fewest_units(fleet, planned, choose_meshes=choose_meshes, is_time_up=search.is_over)
     found, turns = planned.estimate(), planned_turns(planned, fleet.gateway.hold_s)
     _show_plan(console, fleet, planned, found, turns, bound_per_s=bound_per_s, enough=enough, size=size)
+    search.tell(console)
     broken = _show_broken(console, fleet)
     if without is not None:
         _show_without(console, without, _told(given, supposed))
@@ -202,14 +202,31 @@ def _told(given: FleetFile, changed: FleetFile) -> str:
     return f"{', '.join(changes[:_MOST_CHANGES]) or 'nothing changes'}{more}"
 
 
-def _solved(fleet: FleetFile, before: Plan | None, choose_meshes: bool, deadline_s: float) -> PlannedFleet:
+class _Deadline:
+    """Tells who searches that time is up, and remembers that it did: what was found then may not be the best."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._ends_s = time.monotonic() + budget_s
+        self._cut_short = False
+
+    def __call__(self) -> bool:
+        is_over = self.is_over()
+        self._cut_short = self._cut_short or is_over
+        return is_over
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._ends_s
+
+    def tell(self, console: Console) -> None:
+        if self._cut_short:
+            said = "the search was cut short, and a better plan may be left: give it a larger --time-budget"
+            console.print(said, style="yellow", soft_wrap=True)
+
+
+def _solved(fleet: FleetFile, before: Plan | None, choose_meshes: bool, search: _Deadline) -> PlannedFleet:
     if choose_meshes:
-        return lay_out_fleet(fleet, is_time_up=_ends_at(deadline_s))
-    return plan_fleet(fleet, current=before, is_time_up=_ends_at(deadline_s))
-
-
-def _ends_at(deadline_s: float) -> Callable[[], bool]:
-    return lambda: time.monotonic() >= deadline_s
+        return lay_out_fleet(fleet, is_time_up=search)
+    return plan_fleet(fleet, current=before, is_time_up=search)
 
 
 def _show_steps(

@@ -298,6 +298,14 @@ def test_plan__attainment_and_what_if__tells_what_was_asked_not_what_was_found(r
     assert "what if: rate.qwen-8b 4 -> 8\n" in out
 
 
+@pytest.mark.parametrize(("budget_s", "is_said"), [(0, True), (1000, False)])
+def test_plan__search_cut_short__says_that_a_better_plan_may_be_left(run, budget_s: float, is_said: bool) -> None:
+    code, out, _ = run("plan", EXAMPLE, "--choose-meshes", "--time-budget", budget_s)
+
+    assert code == 0
+    assert ("the search was cut short" in out) == is_said
+
+
 def test_plan__time_is_up_while_sizing__does_not_call_it_the_cheapest(run) -> None:
     code, out, _ = run("plan", EXAMPLE, "--attainment", "0.9", "--time-budget", "0")
 
