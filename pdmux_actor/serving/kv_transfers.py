@@ -142,6 +142,10 @@ class KvTransfers:
         self._fetches[request.request_id] = task
         task.add_done_callback(lambda _: self._fetches.pop(request.request_id, None))
 
+    def awaits(self, request_id: str) -> bool:
+        """Says whether the request is still to be submitted."""
+        return request_id in self._fetches
+
     def give_up(self, request_id: str) -> None:
         """Nobody waits for the request any more."""
         if (task := self._fetches.pop(request_id, None)) is not None:

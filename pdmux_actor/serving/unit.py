@@ -294,7 +294,8 @@ class Unit:
     def _fail_all(self, reason: str, *, engine_died: bool = False) -> None:
         self._refusal = reason
         for request_id, opened in tuple(self._streams.items()):
-            opened.stream.fail(reason, retryable=True, engine_died=engine_died)
+            killed = engine_died and not self._kv.awaits(request_id)  # who has not come to the engine did not kill it
+            opened.stream.fail(reason, retryable=True, engine_died=killed)
             self._forget(request_id)
 
     def _forget(self, request_id: str) -> bool:

@@ -160,6 +160,25 @@ async def test_unit__stops_while_kv_is_fetched__gives_the_request_back_once(
     assert not fake_engine.requests
 
 
+async def test_engine__dies_while_kv_is_fetched__the_request_is_given_back_and_called_nobodys_killer(
+    leased, silent, fake_engine, make_request, until
+):
+    unit, peer = leased
+    peer.send(Generate(stream=1, request=make_request(prompt_token_ids=PROMPT, kv_from=silent)))
+    peer.send(Generate(stream=2, request=make_request("other")))
+    await submitted(fake_engine, until)
+    assert unit._kv._fetches
+
+    fake_engine.die()
+    for stream in (1, 2):
+        await peer.until_finished(stream)
+
+    assert [(peer.deltas[i][-1].retryable, peer.deltas[i][-1].engine_died) for i in (1, 2)] == [
+        (True, False),
+        (True, True),
+    ]
+
+
 async def test_unit__asked_for_kv_of_a_model_that_is_not_here__has_none(source):
     unit, _ = source
     async with kv_transfers.KvSource.opened(unit.endpoint, "secret") as opened:
