@@ -227,11 +227,14 @@
 {{- if or (hasPrefix "127." $host) (has $host (list "localhost" "::1")) -}}
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.host" "value" $host "remedy" "other pods cannot reach it; leave it out, or write 0.0.0.0") -}}
 {{- end -}}
+{{- if not (has $host (list "0.0.0.0" "::")) -}}
+{{- include "muxfleet.refuse" (dict "key" "fleet.gateway.host" "value" $host "remedy" "no address that every pod has; leave it out, or write 0.0.0.0, or :: on clusters of IPv6 alone") -}}
+{{- end -}}
 {{- $keys := default "" .fleet.gateway.api_keys -}}
 {{- if and .root.Values.apiKeys.existingSecret (not (hasPrefix "/etc/muxfleet/api-keys/" $keys)) -}}
 {{- include "muxfleet.refuse" (dict "key" "apiKeys.existingSecret" "value" .root.Values.apiKeys.existingSecret "remedy" "the gateways do not read it; set fleet.gateway.api_keys to /etc/muxfleet/api-keys/KEY, with KEY of the Secret") -}}
 {{- end -}}
-{{- if has (.fleet.gateway.port | int64 | toString) (list "6379" "8080" "8265" "10001" "44217" "44227" "52365") -}}
+{{- if has (.fleet.gateway.port | int64 | toString) (list "6379" "8080" "8265" "10001" "44217" "44227" "52365") | or (and (ge (.fleet.gateway.port | int64) 10002) (le (.fleet.gateway.port | int64) 19999)) -}}
 {{- include "muxfleet.refuse" (dict "key" "fleet.gateway.port" "value" .fleet.gateway.port "remedy" "Ray uses this port in its pods; choose another, for example 8000") -}}
 {{- end -}}
 {{- end -}}

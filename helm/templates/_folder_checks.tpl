@@ -34,6 +34,13 @@
 {{- if and $cache.readOnly (not $cache.existingClaim) -}}
 {{- include "muxfleet.refuse" (dict "key" "modelCache.readOnly" "value" true "remedy" "a claim that the chart makes is empty, and nothing could be written into it; name a filled one in modelCache.existingClaim") -}}
 {{- end -}}
+{{- range $key, $folder := dict "state.folder" (eq .fleet.state.store "file" | ternary .fleet.state.folder "") "gateway.batches.folder" (default "" .fleet.gateway.batches.folder) -}}
+{{- if and $folder (not (contains "://" $folder)) (not (hasPrefix "/tmp/" (printf "%s/" $folder))) (not (hasPrefix "/var/lib/muxfleet/" (printf "%s/" $folder))) -}}
+{{- with include "muxfleet.poolWithout" (dict "root" $root "fleet" $.fleet "path" $folder) -}}
+{{- include "muxfleet.refuse" (dict "key" (printf "fleet.%s" $key) "value" $folder "remedy" (printf "is written to, and pods of pool %s have nothing mounted there; switch modelCache.enabled on and name a folder below %s, or name one of a volume of yours" . $cache.mountPath)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if include "muxfleet.readsOnly" $root -}}
 {{- range $key, $folder := dict "state.folder" (default "" .fleet.state.folder) "gateway.batches.folder" (default "" .fleet.gateway.batches.folder) -}}
 {{- if hasPrefix (printf "%s/" (clean $cache.mountPath)) (printf "%s/" $folder) -}}

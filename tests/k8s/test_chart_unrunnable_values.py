@@ -143,6 +143,24 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         'muxfleet: modelCache.accessModes = ["ReadOnlyMany"]: the chart makes this claim, and nothing could be written '
         "into it; write [ReadWriteMany], or name a filled claim in modelCache.existingClaim",
     ),
+    "address of the machine where the fleet was tried": (
+        {"fleet": {"gateway": {"host": "192.168.1.5"}}},
+        'muxfleet: fleet.gateway.host = "192.168.1.5": no address that every pod has; leave it out, or write 0.0.0.0',
+    ),
+    "port among those of Ray's workers": (
+        {"fleet": {"gateway": {"port": 10002}}},
+        "muxfleet: fleet.gateway.port = 10002: Ray uses this port in its pods; choose another, for example 8000",
+    ),
+    "batches where nothing is mounted": (
+        {"fleet": {"gateway": {"batches": {"folder": "batches"}}}},
+        'muxfleet: fleet.gateway.batches.folder = "/models/batches": is written to, and pods of pool default have '
+        "nothing mounted there; switch modelCache.enabled on and name a folder below /models, or name one of a volume "
+        "of yours",
+    ),
+    "state where nothing is mounted": (
+        {"fleet": {"state": {"store": "file", "folder": "/srv/state"}}},
+        'muxfleet: fleet.state.folder = "/srv/state": is written to, and pods of pool default have nothing mounted ',
+    ),
     "cache where another volume is": (
         {"modelCache": {"enabled": True, "mountPath": "/tmp/"}},
         'muxfleet: modelCache.mountPath = "/tmp/": the pods have another volume there; choose another path, for '
@@ -323,6 +341,14 @@ TAKEN: Mapping[str, dict[str, Any]] = {
     "KV of a GPU": merged(
         pool(device="cuda", kv_memory="120GiB"), {"pools": {"p": {"resources": {"limits": {"memory": "64Gi"}}}}}
     ),
+    "written folders in a cache, in an object store, of pods": {
+        "fleet": {
+            "gateway": {"batches": {"folder": "s3://b/x"}},
+            "state": {"store": "file", "folder": "/models/state"},
+        },
+        "modelCache": {"enabled": True},
+    },
+    "address of all interfaces, of IPv6": {"fleet": {"gateway": {"host": "::", "port": 20000}}},
     "cache for one node under one": {"modelCache": {"enabled": True, "accessModes": ["ReadWriteOnce"]}},
     "two folders of a volume": {
         "workers": {
