@@ -219,11 +219,13 @@ class Packing:
     def factors_with(
         self, model: int, rate_per_s: float, kind: int, *, above: float = 0.0
     ) -> tuple[npt.NDArray[np.intp], Floats]:
-        """Open units of a kind without the model, and the factor each would have with this replica; -1: no room. Only
-        units whose factor is `above` that now: more load lowers it.
+        """Open units of a kind without the model and with memory for it, and the factor each would have with this
+        replica; -1: no room. Only units whose factor is `above` that now: more load lowers it.
         """
         costs = self.instance.costs[kind]
-        candidates = (self.kind == kind) & (self.factor >= above)
+        # Most have none in a full fleet, and the rest takes longer.
+        has_memory = self.sums[:, BYTES] + costs.own[model, BYTES] <= costs.memory_bytes
+        candidates = (self.kind == kind) & (self.factor >= above) & has_memory
         candidates[list(self.homes[model])] = False
         units = np.flatnonzero(candidates)
         if not costs.runs[model] or len(units) == 0:
