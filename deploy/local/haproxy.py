@@ -27,6 +27,8 @@ PROGRAM = "muxfleet-haproxy"
 HEADER_DEADLINE_S = 10
 _VERSION_TIMEOUT_S = 10.0
 _RETRIES = 2  # a third gateway where one ends under a request and another was dead already
+_CALLER = "invalid_request_error"
+_MALFORMED = "The request cannot be read: send a method in capitals, a path that begins with / and well-formed headers."
 _OWN_FILES = 2048  # listeners, checks, threads and their pipes: it was seen to ask for 960
 
 
@@ -73,7 +75,7 @@ def _with_our_settings(arguments: Sequence[str]) -> Sequence[str]:
             settings = header_room_settings(header_deadline_settings(loopback_settings(written.read_text())))
             settings = reader_settings(settings)
             _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-            settings = retry_settings(connections_settings(settings, most_files))
+            settings = malformed_settings(retry_settings(connections_settings(settings, most_files)))
             local.write_text(with_error_answers(settings, written.parent))
             changed[i + 1] = str(local)
     return changed
@@ -150,6 +152,26 @@ def retry_settings(text: str) -> str:
     return re.sub(r"^(\s*)(http-reuse .*)$", rf"\g<1>\g<2>\n\g<1>{kept}", text, flags=re.MULTILINE)
 
 
+def malformed_settings(text: str) -> str:
+    """Tells as the API tells errors what has no path, as CONNECT and OPTIONS *, of which HAProxy says that no gateway
+    answers now, and what the gateway's server cannot read, as a method in small letters, of which that says so in plain
+    text. What it says of CORS is plain text, too, and stays.
+    """
+    body = json.dumps({"error": {"message": _MALFORMED, "type": _CALLER, "param": None, "code": "malformed_request"}})
+    answer = f"return status 400 content-type application/json string '{body}'"
+    asked = f"http-request {answer} if ! {{ path_beg / }}"
+    said = f"http-response {answer} if {{ status 400 }} !METH_OPTIONS {{ res.hdr(content-type) -m beg text/plain }}"
+    if answer in text:
+        return text
+    text = re.sub(
+        r"^frontend http_frontend\n(\s*)bind .*\n",
+        lambda found: f"{found[0]}{found[1]}{asked}\n",
+        text,
+        flags=re.MULTILINE,
+    )
+    return re.sub(r"^(\s*)http-reuse .*\n", lambda found: f"{found[0]}{found[1]}{said}\n", text, flags=re.MULTILINE)
+
+
 def _haproxy() -> str:
     found = _find_haproxy()
     if found is None:
@@ -180,13 +202,13 @@ _ANSWERS: Mapping[int, tuple[str, str, str, str]] = {
     # Of requests that are no HTTP it says so with a page of HTML, which no setting changes.
     400: (
         "Bad Request",
-        "invalid_request_error",
+        _CALLER,
         "broken_request",
         "The request broke off, or its connection was half closed; keep it open in both directions until the answer.",
     ),
     408: (
         "Request Timeout",
-        "invalid_request_error",
+        _CALLER,
         "request_timeout",
         "The request's headers or its body did not arrive in time.",
     ),

@@ -14,6 +14,7 @@ from deploy.local.haproxy import (
     header_deadline_settings,
     header_room_settings,
     loopback_settings,
+    malformed_settings,
     reader_settings,
     with_error_answers,
 )
@@ -156,6 +157,33 @@ async def test_haproxy__client_closes_its_half_before_the_answer__is_told_as_the
     assert b"x-should-retry: true" not in head
     error = json.loads(body)["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "broken_request")
+
+
+@NEEDS_HAPROXY
+@pytest.mark.parametrize("asked", ["CONNECT x:80", "OPTIONS *", "get /v1/models", "OPTIONS /v1/models"])
+async def test_haproxy__request_that_cannot_be_read__is_told_as_the_api_tells_errors(
+    tmp_path: Path, asked: str
+) -> None:
+    """A gateway's server says so in plain text, as it says what it has to of CORS, which stays as it is."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\ntext")
+        writer.close()
+
+    gateway = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    (port,) = free_ports(1)
+    serves = SERVES_DEAD_GATEWAY.format(folder=tmp_path, port=port, gateway=gateway.sockets[0].getsockname()[1])
+    serves = with_error_answers(f"{serves}    http-reuse always\n", tmp_path)
+    async with running_haproxy(malformed_settings(serves), port, tmp_path):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{asked} HTTP/1.1\r\nhost: x:80\r\nconnection: close\r\n\r\n".encode())
+        head, _, body = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
+        writer.close()
+    gateway.close()
+
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert body == b"text" if "OPTIONS /" in asked else json.loads(body)["error"]["code"] == "malformed_request"
 
 
 @NEEDS_HAPROXY
