@@ -10,7 +10,7 @@ from pdmux_actor.kv.prefix_cache import HashedPieces
 from pdmux_actor.messages import FinishReason
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TbtTarget, TokenSequence
-from pdmux_actor.scheduling.served_counts import ServedCounts
+from pdmux_actor.scheduling.served_counts import LEAST_TARGET_S, ServedCounts
 from profiler.latency import ChunkShape
 
 _BACKGROUND_WEIGHT = 0.01  # of a sequence that gives way, beside those that do not
@@ -343,7 +343,7 @@ class ModelQueue:
                 for counts in counted:
                     counts.first_tokens += 1
                     counts.first_tokens_met += ttft_s <= slo.ttft_s
-                    counts.ttfts_of_target += ttft_s / slo.ttft_s
+                    counts.ttfts_of_target += ttft_s / max(slo.ttft_s, LEAST_TARGET_S)
                 if ttft_s > slo.ttft_s:
                     self._note_late(sequence)
 

@@ -93,6 +93,11 @@ def test_zero_and_infinite_targets__scheduler_survives_and_others_lose_nothing(v
     assert share_of(chats(), usual) - share_in_time(served["chats"]) <= MOST_LOST
 
 
+def test_zero_targets__policy_that_compares_with_them__serves_all() -> None:
+    served = serve([Client(who="odd", rate_per_s=2.0, slo=Slo(ttft_s=0.0, tbt_s=0.0))], policy="semi_pd")
+    assert all(one.finish is not None for one in served["odd"])
+
+
 def test_infinite_targets__many_long_answers__others_lose_nothing() -> None:
     """They never become urgent; nor may they hold what others need."""
     endless = Client(

@@ -23,6 +23,7 @@ from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
 from pdmux_actor.scheduling.policies.whole_prefills import SplitLanes
 from pdmux_actor.scheduling.queues import ModelQueue
+from pdmux_actor.scheduling.served_counts import LEAST_TARGET_S
 from profiler.specs import DeviceSpec
 
 _WINDOW_S = 1.0
@@ -88,7 +89,7 @@ def moved_share(device: DeviceSpec, decode_sms: int, *, ttft: float, tpot: float
 def _overdue(queue: ModelQueue, now_s: float) -> Iterator[float]:
     for sequence in queue.waiting:  # targets differ, and what was preempted comes first: any of them may be late
         if now_s > sequence.first_token_due_s and not sequence.gives_way:
-            yield (now_s - sequence.arrival_s) / sequence.request.slo.ttft_s
+            yield (now_s - sequence.arrival_s) / max(sequence.request.slo.ttft_s, LEAST_TARGET_S)
 
 
 def _tpot(state: UnitState) -> float:
@@ -102,4 +103,4 @@ def _tpots(queue: ModelQueue) -> Iterator[float]:
         first_s, last_s = sequence.first_token_s, sequence.last_token_s
         gaps = sequence.num_output_tokens - len(sequence.request.output_token_ids) - 1
         if first_s is not None and last_s is not None and gaps > 0 and not sequence.gives_way:
-            yield (last_s - first_s) / gaps / sequence.request.slo.tbt_s
+            yield (last_s - first_s) / gaps / max(sequence.request.slo.tbt_s, LEAST_TARGET_S)
