@@ -6,7 +6,7 @@ One process holds all of a fleet of one model: the gateway's ASGI application an
 start (they run as threads here, on the same sockets), the unit on an event loop of its own, and the engine on the
 simulated executor in real time. `sys.setprofile` watches every call while the second request is answered; the first one
 has loaded what is loaded once. A switch is a call or a return after which another product file runs on that thread.
-What comes by the clock and not by the request (heartbeats, load reports) is left out.
+What comes by the clock and not by the request (heartbeats, load reports, the watch over the engine) is left out.
 
 Phases end when the gateway has encoded the request for the wire, when it lies in the engine's inbox, and when the last
 byte has been sent. `decide` is the one in which the scheduler starts the prompt.
@@ -97,6 +97,9 @@ class HopTracer:
         self._silent = {
             EngineLoop._report.__code__,
             EngineWatch.hear.__code__,
+            EngineWatch.hang.__code__,
+            EngineWatch.new_suspicion.__code__,
+            EngineWatch.live.__code__,
             ConnectionHeartbeat._fire.__code__,
         }
         self._on = False
