@@ -105,6 +105,10 @@ class SamplingParams:
         )
 
 
+LEAST_TARGET_S = 1e-6
+"""What is divided by targets takes those below as this one; gateways take none below from clients."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
     """Targets of a request: time to first token, and each gap between tokens."""

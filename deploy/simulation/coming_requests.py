@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deploy.simulation.gateway import Stay
 from pdmux_actor.messages import GenerateRequest
-from router.limits import GatewayLimits
+from router.serving.unit_losses import UnitLosses
 from traces.outcome import Ending, RequestOutcome
 from traces.record import TraceRecord
 
@@ -102,17 +102,12 @@ class OpenRequest:
     output_tokens: int = 0
     gaps_s: list[float] = field(default_factory=list)
     homeless_since_s: float | None = None
-    attempts: int = 0  # units that died under it
-    deaths: int = 0  # the last of them, those that had given it no token
+    losses: UnitLosses = field(default_factory=UnitLosses)
     tokens_before: int = 0  # that it had when it came to its unit
 
     def note_loss(self, *, died: bool) -> None:
-        """Counts as the real gateway does (router/serving/generation_relay.py): what is given back was not lost."""
-        self.attempts += died
-        self.deaths = self.deaths + died if self.output_tokens == self.tokens_before else 0
-
-    def may_go_on(self, limits: GatewayLimits) -> bool:
-        return self.attempts < limits.max_attempts and self.deaths < limits.max_deaths
+        """Counts that its unit is gone, dead or not."""
+        self.losses.count(is_lost=died, has_died=died, was_served=self.output_tokens > self.tokens_before)
 
     @property
     def ttft_met(self) -> bool:

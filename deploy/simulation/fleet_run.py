@@ -265,7 +265,7 @@ class FleetRun:
         may_go_on = self._view_updates.moves_models and self._is_given_back(opened, finish)
         if may_go_on:
             opened.note_loss(died=self._view_updates.has_died(opened.unit_id))
-            may_go_on = opened.may_go_on(self._limits)
+            may_go_on = opened.losses.may_go_on(self._limits)
         if may_go_on:
             self.agenda.at(now_s, partial(self._go_on, opened))
         else:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from pdmux_actor.kv.block_pool import BlockPool
 from pdmux_actor.kv.prefix_cache import HashedPieces
-from pdmux_actor.messages import FinishReason
+from pdmux_actor.messages import LEAST_TARGET_S, FinishReason
 from pdmux_actor.model_info import ModelInfo, longest_sequence_tokens
 from pdmux_actor.scheduling.sequence import Precedence, SequenceStatus, TbtTarget, TokenSequence
-from pdmux_actor.scheduling.served_counts import LEAST_TARGET_S, ServedCounts
+from pdmux_actor.scheduling.served_counts import ServedCounts
 from profiler.latency import ChunkShape
 
 _BACKGROUND_WEIGHT = 0.01  # of a sequence that gives way, beside those that do not

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-LEAST_TARGET_S = 1e-6  # what is divided by targets takes those below as this one
-
 
 @dataclass(slots=True, eq=False)
 class ServedCounts:

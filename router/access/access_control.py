@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 
+from pdmux_actor.messages import LEAST_TARGET_S
 from router.access.api_keys import KeyEntry, KeyRing, check_model
 from router.access.key_figures import KeyCounts, KeyFigures
 from router.access.rate_limits import KeyUsage, RateLimits, RateStatus
@@ -21,7 +22,7 @@ _TPOT: Sequence[str] = ("x-muxfleet-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
 _TENANT: Sequence[str] = ("x-muxfleet-tenant", "x-llm-d-inference-fairness-id")
 _PRIORITY = "x-muxfleet-priority"
 _CONVERSATION = "x-muxfleet-conversation"
-_LEAST_MS = 0.001  # a policy divides by targets: one that underflows to none would end the engine
+_LEAST_MS = LEAST_TARGET_S * 1000
 _MAX_MS = 3_600_000.0
 _MAX_NAME = 128
 _PRIORITIES: Mapping[str, Priority] = {p.name.lower(): p for p in Priority}

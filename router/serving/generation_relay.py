@@ -28,6 +28,7 @@ from router.generation import Generation, Output, ThinkingBudget
 from router.limits import GatewayLimits
 from router.live_view import LiveView
 from router.routing.routing import UnitChoice
+from router.serving.unit_losses import UnitLosses
 from router.transport.frame_connection import DeltaStream, GatewayStood, Stall
 from router.transport.unit_client import UnitPool, UnitUnreachable
 
@@ -137,22 +138,6 @@ class _Progress:
         return tuple(token_id for token_id, _ in settled), tuple(p for _, p in settled if p is not None)
 
 
-@dataclass(slots=True)
-class _Losses:
-    """Counts units that a generation has lost, and those that died one after the other before they gave it a token."""
-
-    attempts: int = 0
-    deaths: int = 0
-
-    def count(self, error: UnitLost | StreamRefused, *, was_served: bool) -> None:
-        # What is given back was not lost: a long answer of a model that takes turns is, again and again.
-        self.attempts += not isinstance(error, _BLAMELESS)
-        if was_served:
-            self.deaths = 0  # others on the unit are as likely the cause
-        else:
-            self.deaths += not isinstance(error, (UnitStalled, *_BLAMELESS))
-
-
 class GenerationRelay:
     def __init__(
         self,
@@ -192,7 +177,7 @@ class GenerationRelay:
         progress = _Progress(generation.choice, generation.sampling.stop_token_ids, generation.thinking)
         failed: set[str] = set()
         waiting_since_s = self._clock()
-        losses = _Losses()
+        losses = UnitLosses()
         is_cut = False
         legs = itertools.count()
         unit = choice
@@ -226,7 +211,7 @@ class GenerationRelay:
             except (UnitLost, StreamRefused) as error:
                 self._scheduler.left(generation.request_id, self._clock())
                 self._check_pool()
-                losses.count(error, was_served=len(progress.final) > kept_tokens)
+                _count(losses, error, was_served=len(progress.final) > kept_tokens)
                 failed.add(unit.unit_id)
                 progress.lose_unit(unit.endpoint)
                 self._note_loss(generation, unit, progress, error)
@@ -354,6 +339,11 @@ class GenerationRelay:
         if waited_s >= patience_s:
             loading = ModelPhase.LOADING in self._view.phases(model)
             raise ModelUnavailable(model=model, loading=loading, waited_s=waited_s, retry_after_s=_RETRY_AFTER_S)
+
+
+def _count(losses: UnitLosses, error: UnitLost | StreamRefused, *, was_served: bool) -> None:
+    is_lost = not isinstance(error, _BLAMELESS)
+    losses.count(is_lost=is_lost, has_died=is_lost and not isinstance(error, UnitStalled), was_served=was_served)
 
 
 def gateway_ends() -> GatewayNotReady:

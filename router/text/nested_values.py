@@ -45,6 +45,11 @@ def _value(said: str, schema: _Schema, root: _Schema, depth: int = 0) -> object:
 def _leaf(said: str, kinds: frozenset[str]) -> object:
     if "string" in kinds and not ("null" in kinds and said.strip() == "null"):
         return said
+    return json_or_text(said)
+
+
+def json_or_text(said: str) -> object:
+    """Returns what the text says as JSON; the text where it is none."""
     try:
         return msgspec.json.decode(said)
     except (ValueError, RecursionError):

@@ -4,11 +4,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from router.text.call_arguments import ToolArguments
 from router.text.calls import CalledTool
-from router.text.nested_values import NestedValues
+from router.text.nested_values import NestedValues, json_or_text
 from router.text.python_calls import python_calls
 
 Cast = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -57,15 +55,8 @@ class CallReader:
         for said, value in marked.items():
             key, _, mark = said.partition('"')
             is_text = 'string="false"' not in mark and ("type=" not in mark or 'type="string"' in mark)
-            arguments[key] = value if is_text or self._types.has_type(name, key) else _as_json(value)
+            arguments[key] = value if is_text or self._types.has_type(name, key) else json_or_text(value)
         return self._cast(name, arguments)
-
-
-def _as_json(text: str) -> object:
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _function(item: object) -> object:

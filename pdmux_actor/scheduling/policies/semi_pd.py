@@ -17,13 +17,13 @@ serves one model; several take turns within each share.
 
 from collections.abc import Iterator, Sequence
 
+from pdmux_actor.messages import LEAST_TARGET_S
 from pdmux_actor.scheduling.launch import decode_shares, fixed_decode_share
 from pdmux_actor.scheduling.policies.base import Action, UnitState
 from pdmux_actor.scheduling.policies.entry import PolicyEntry
 from pdmux_actor.scheduling.policies.prefill_first import PrefillFirst
 from pdmux_actor.scheduling.policies.whole_prefills import SplitLanes
 from pdmux_actor.scheduling.queues import ModelQueue
-from pdmux_actor.scheduling.served_counts import LEAST_TARGET_S
 from profiler.specs import DeviceSpec
 
 _WINDOW_S = 1.0
